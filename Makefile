@@ -1,0 +1,69 @@
+# make perf    all set-up, then measures the engines of a suite (SUITE=quick; ARGS= goes to pytest)
+# make test    all set-up, then the tests
+# make lint    ruff and mypy
+# make prove   the suite smoke over 20 seeds, and with slowdowns planted: a quarter of an hour
+# Set-up needs Python 3.11 or later (PYTHON=/path/to/python to choose one) and a package index.
+
+.PHONY: perf test prove lint format setup tools python wheel clean
+.DEFAULT_GOAL := help
+
+NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
+ifndef PYTHON
+PYTHON := $(shell for python in python3 python3.14 python3.13 python3.12 python3.11; do \
+	$$python -c '$(NEW_ENOUGH)' 2>/dev/null && $$python -c 'import sys; print(sys.executable)' && break; done)
+endif
+ENVIRONMENT = $(PYTHON) engines/boot.py headway.environment
+HF_PYTHON = $$($(ENVIRONMENT) make hf)
+SUITE ?= quick
+ARGS ?=
+
+.PHONY: help
+help:
+	@sed -n '/^$$/q; s/^# //p' Makefile
+
+## what people run
+
+perf: setup
+	.venv/bin/headway run $(SUITE) $(ARGS)
+
+test: setup
+	$(HF_PYTHON) engines/boot.py pytest tests/hf
+	.venv/bin/pytest tests
+
+prove: setup
+	.venv/bin/python tests/prove.py $(ARGS)
+
+lint: tools
+	.venv/bin/ruff check
+	.venv/bin/ruff format --check
+	.venv/bin/mypy
+
+format: tools
+	.venv/bin/ruff check --fix
+	.venv/bin/ruff format
+
+wheel: tools
+	@rm -rf build  # what an earlier build left there would be packed again
+	.venv/bin/pip wheel --no-deps --no-build-isolation --wheel-dir dist .
+
+clean:
+	rm -rf .venv build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+## set-up; both do nothing, quickly, when nothing has changed
+
+setup: python
+	@$(ENVIRONMENT) setup hf
+
+tools: python
+	@$(ENVIRONMENT) setup
+
+python:
+	@test -n "$(PYTHON)" || { \
+		echo "Headway needs Python 3.11 or later, and python3 is not: install one, or say PYTHON=/path/to/python." >&2; \
+		exit 1; }
+	@$(PYTHON) -c '$(NEW_ENOUGH)' || { \
+		echo "$(PYTHON) is not Python 3.11 or later, which Headway needs: say PYTHON=/path/to/python." >&2; \
+		exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' || { \
+		echo "$(PYTHON) cannot make virtual environments: install its venv module (Debian: apt install python3-venv)." >&2; \
+		exit 1; }

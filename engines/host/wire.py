@@ -1,0 +1,76 @@
+"""What the two processes say to each other: a JSON object a line, over a socket pair.
+
+To the engine: add, abort, step, stats. From it: ready, out, refused (a step it can't time),
+seconds, stats. Everything that leaves in one step of the engine is one line.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from headway.core import EngineInfo
+from headway.engines.contract import Departure, Output, Submission
+
+Message = dict[str, Any]
+
+
+class Lines:
+    """Cuts bytes that come in any pieces into messages."""
+
+    def __init__(self) -> None:
+        self._rest: list[bytes] = []
+
+    def feed(self, data: bytes) -> Iterator[Message]:
+        """Yield the messages that `data` completes."""
+        *whole, rest = data.split(b"\n")
+        if whole:
+            whole[0] = b"".join([*self._rest, whole[0]])
+            self._rest = []
+        self._rest.append(rest)
+        return map(json.loads, whole)
+
+
+def to_line(message: Mapping[str, object]) -> bytes:
+    """Return a message as it goes over the socket."""
+    return json.dumps(message, separators=(",", ":")).encode() + b"\n"
+
+
+def add_message(submission: Submission) -> Mapping[str, object]:
+    """Ask the engine for a request."""
+    return {"add": asdict(submission)}
+
+
+def read_submission(fields: Message) -> Submission:
+    """Return what `add_message` asked."""
+    return Submission(**{**fields, "prompt_token_ids": tuple(fields["prompt_token_ids"])})
+
+
+def ready_message(info: EngineInfo) -> Mapping[str, object]:
+    """Say that the engine can serve, and what it is."""
+    return {"ready": asdict(info)}
+
+
+def read_info(fields: Message) -> EngineInfo:
+    """Return what `ready_message` said."""
+    return EngineInfo(**fields)
+
+
+def out_message(
+    at_s: float, outputs: Sequence[Output], arrived_s: Mapping[int, float]
+) -> Mapping[str, object]:
+    """Pass on what left in one step, all with one stamp."""
+    rows = [
+        (o.id, o.token_ids, o.finish_reason, o.error, o.counted, arrived_s[o.id]) for o in outputs
+    ]
+    return {"out": rows, "at_s": at_s}
+
+
+def read_departures(message: Message) -> Iterator[Departure]:
+    """Yield what `out_message` passed on."""
+    at_s = message["at_s"]
+    for id, token_ids, finish_reason, error, counted, arrived_s in message["out"]:
+        output = Output(id, tuple(token_ids), finish_reason, error, counted)
+        yield Departure(output, at_s, arrived_s)

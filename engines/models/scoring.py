@@ -1,0 +1,63 @@
+"""Logits of a transformers model to numbers about tokens: the ground that outputs are judged on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from transformers import GenerationConfig, PreTrainedModel
+
+from headway.engines.models.scores import Scores
+
+
+class NotFiniteError(ArithmeticError):
+    """The reference computed a NaN or an infinity: nothing can be judged by it."""
+
+
+def score_logits(logits: torch.Tensor, output: Sequence[int]) -> Scores:
+    """Judge `output` by `logits` [num_tokens, vocab_size], whose row t predicts output[t].
+
+    Raises NotFiniteError.
+    """
+    if not torch.isfinite(logits).all():
+        raise NotFiniteError("the reference computed logits that are not finite")
+    tokens = torch.tensor(output, device=logits.device)
+    chosen = logits.gather(1, tokens[:, None])[:, 0]
+    top = logits.topk(2, dim=-1)
+    return Scores(
+        gaps=(top.values[:, 0] - chosen).tolist(),
+        ranks=(logits > chosen[:, None]).sum(-1).tolist(),
+        margins=(top.values[:, 0] - top.values[:, 1]).tolist(),
+        best=top.indices[:, 0].tolist(),
+        logprobs=(chosen - logits.logsumexp(-1)).tolist(),
+    )
+
+
+def score(model: PreTrainedModel, prompt: Sequence[int], output: Sequence[int]) -> Scores:
+    """Judge `output` after `prompt` by one teacher-forced forward: no batch, padding or cache."""
+    ids = torch.tensor([[*prompt, *output[:-1]]], device=model.device)
+    with torch.inference_mode():
+        logits = model(input_ids=ids, use_cache=False, logits_to_keep=len(output)).logits[0]
+        return score_logits(logits.float(), output)
+
+
+def generate(
+    model: PreTrainedModel, prompt: Sequence[int], max_tokens: int, eos_ids: Sequence[int]
+) -> list[int]:
+    """Return transformers' own greedy continuation.
+
+    It ends after one of `eos_ids`; with none given, the model may emit them and goes on.
+    """
+    ids = torch.tensor([list(prompt)], device=model.device)
+    # A fresh configuration: a checkpoint's own may sample, or punish repetition.
+    config = GenerationConfig(
+        do_sample=False,
+        max_new_tokens=max_tokens,
+        eos_token_id=list(eos_ids) if eos_ids else None,
+        pad_token_id=0,
+    )
+    made = model.generate(
+        input_ids=ids, attention_mask=torch.ones_like(ids), generation_config=config
+    )
+    continuation: list[int] = made[0, ids.shape[1] :].tolist()
+    return continuation

@@ -1,0 +1,225 @@
+"""The reference: transformers in fp32, as a process that judges other engines' outputs.
+
+    python boot.py headway.engines.reference --model-json '{…}' [--device cpu]
+
+JSON lines in, JSON lines out, one answer a line in the order asked; it exits when stdin closes.
+The first line says that it is ready, with the versions it stands on, or why it is not. Outputs are
+judged token by token on their own prefix, so that it does not matter where an engine parts from
+the reference's own text. The model `fake` is judged without torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol, TextIO, TypeVar
+
+from headway.engines.models.folder import ModelError, ModelFolder
+from headway.engines.models.scores import Scores, summarise
+
+FAKE_GAP = 10.0
+_T = TypeVar("_T")
+
+
+class RefusedRequestError(ValueError):
+    """A request that has no answer; the message is one sentence for its `error`."""
+
+
+class Reference(Protocol):
+    """Something that knows the right tokens of a model."""
+
+    versions: Mapping[str, str]
+
+    def score(self, prompt: Sequence[int], output: Sequence[int]) -> Scores:
+        """Judge an output; RefusedRequestError when it cannot be judged."""
+
+    def generate(self, prompt: Sequence[int], max_tokens: int, ignore_eos: bool) -> list[int]:
+        """Return the greedy continuation."""
+
+
+class TorchReference:
+    """A transformers model in fp32; see `headway.engines.models.scoring`."""
+
+    def __init__(self, folder: ModelFolder, device: str) -> None:
+        import torch
+        import transformers
+
+        from headway.engines.models import loading, scoring
+
+        self.versions: Mapping[str, str] = {
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+        }
+        self._eos_ids = folder.eos_ids
+        self._scoring = scoring
+        self._model = loading.load(folder, "float32", device)
+        self._out_of_memory: type[Exception] = torch.OutOfMemoryError
+
+    def score(self, prompt: Sequence[int], output: Sequence[int]) -> Scores:
+        """Judge an output; RefusedRequestError when it cannot be judged."""
+        try:
+            scores: Scores = self._try(lambda: self._scoring.score(self._model, prompt, output))
+        except self._scoring.NotFiniteError as error:
+            raise RefusedRequestError(str(error)) from error
+        return scores
+
+    def generate(self, prompt: Sequence[int], max_tokens: int, ignore_eos: bool) -> list[int]:
+        """Return transformers' own greedy continuation."""
+        eos_ids = () if ignore_eos else self._eos_ids
+        return self._try(lambda: self._scoring.generate(self._model, prompt, max_tokens, eos_ids))
+
+    def _try(self, work: Callable[[], _T]) -> _T:
+        try:
+            return work()
+        except self._out_of_memory as error:
+            raise RefusedRequestError(
+                "the reference's device has no memory for a sequence of this length"
+            ) from error
+
+
+class FakeReference:
+    """The token function of the `fake` engine: right tokens have gap 0, wrong ones `FAKE_GAP`."""
+
+    versions: Mapping[str, str] = {}
+
+    def score(self, prompt: Sequence[int], output: Sequence[int]) -> Scores:
+        """Judge each token by what the function says at its place."""
+        right = self.generate(prompt, len(output), ignore_eos=True)
+        wrong = [token != best for token, best in zip(output, right, strict=True)]
+        return Scores(
+            gaps=[FAKE_GAP if is_wrong else 0.0 for is_wrong in wrong],
+            ranks=[int(is_wrong) for is_wrong in wrong],
+            margins=[FAKE_GAP] * len(output),
+            best=right,
+            logprobs=[-FAKE_GAP if is_wrong else 0.0 for is_wrong in wrong],
+        )
+
+    def generate(self, prompt: Sequence[int], max_tokens: int, ignore_eos: bool) -> list[int]:
+        """Return the function's tokens; it knows no end of text."""
+        from headway.engines.fake import fake_tokens
+
+        return list(fake_tokens(prompt, max_tokens))
+
+
+def open_reference(folder: ModelFolder, device: str) -> Reference:
+    """Return the reference for a model, loaded; ModelError when it cannot be."""
+    return FakeReference() if folder.name == "fake" else TorchReference(folder, device)
+
+
+def answer(reference: Reference, folder: ModelFolder, line: str) -> dict[str, Any]:
+    """Return the answer to one request line: a verdict, an output, or an `error` sentence."""
+    try:
+        request = json.loads(line)
+    except ValueError as error:
+        return {"id": None, "error": f"the request is not JSON: {error}"}
+    if not isinstance(request, dict):
+        return {"id": None, "error": "a request is a JSON object with op, id and prompt"}
+    try:
+        return {"id": request.get("id"), **_carry_out(reference, folder, request)}
+    except RefusedRequestError as error:
+        return {"id": request.get("id"), "error": str(error)}
+
+
+def _carry_out(
+    reference: Reference, folder: ModelFolder, request: Mapping[str, Any]
+) -> dict[str, Any]:
+    op = request.get("op")
+    if op not in ("verify", "generate"):
+        raise RefusedRequestError(f"op must be verify or generate, not {op!r}")
+    prompt = _read_ids(request, "prompt", folder.vocab_size)
+    if op == "generate":
+        max_tokens = _read_max_tokens(request)
+        _check_length(len(prompt) + max_tokens, folder)
+        return {"output": reference.generate(prompt, max_tokens, _read_ignore_eos(request))}
+    output = _read_ids(request, "output", folder.vocab_size)
+    epsilon = _read_epsilon(request)
+    _check_length(len(prompt) + len(output), folder)
+    return summarise(reference.score(prompt, output), output, epsilon)
+
+
+def _read_ids(request: Mapping[str, Any], key: str, vocab_size: int) -> list[int]:
+    ids = request.get(key)
+    if not isinstance(ids, list) or not ids:
+        raise RefusedRequestError(f"{key} must be a list of at least one token id")
+    for index, id in enumerate(ids):
+        if type(id) is not int or not 0 <= id < vocab_size:
+            raise RefusedRequestError(
+                f"{key}[{index}] must be a token id from 0 to {vocab_size - 1}, not {id!r}"
+            )
+    return ids
+
+
+def _read_max_tokens(request: Mapping[str, Any]) -> int:
+    value = request.get("max_tokens")
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise RefusedRequestError(f"max_tokens must be an integer of 1 or more, not {value!r}")
+    return value
+
+
+def _read_ignore_eos(request: Mapping[str, Any]) -> bool:
+    value = request.get("ignore_eos", False)
+    if not isinstance(value, bool):
+        raise RefusedRequestError(f"ignore_eos must be true or false, not {value!r}")
+    return value
+
+
+def _read_epsilon(request: Mapping[str, Any]) -> float:
+    value = request.get("epsilon")
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < math.inf:
+        raise RefusedRequestError(f"epsilon must be a number of logits, 0 or more, not {value!r}")
+    return value
+
+
+def _check_length(num_tokens: int, folder: ModelFolder) -> None:
+    if num_tokens > folder.context_length:
+        raise RefusedRequestError(
+            f"prompt and output are {num_tokens} tokens, more than the {folder.context_length} "
+            f"of {folder.name}'s context"
+        )
+
+
+def serve(reference: Reference, folder: ModelFolder, lines: Iterable[str], out: TextIO) -> None:
+    """Say that the reference is ready, then answer each line until there are no more."""
+    _send(out, {"ready": True, "versions": dict(reference.versions)})
+    for line in lines:
+        if line.strip():
+            _send(out, answer(reference, folder, line))
+
+
+def _send(out: TextIO, message: Mapping[str, Any]) -> None:
+    out.write(json.dumps(message, allow_nan=False) + "\n")
+    out.flush()
+
+
+def _claim_stdout() -> TextIO:
+    """Return a private stdout; what a library prints goes to stderr from here on."""
+    private = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    return private
+
+
+def main() -> None:
+    """Serve stdin until it closes; exit 1 with one sentence when the model cannot be loaded."""
+    parser = argparse.ArgumentParser(prog="headway.engines.reference", description=__doc__)
+    parser.add_argument("--model-json", required=True, help="the ModelFolder, as JSON")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:1 (default: cpu)")
+    arguments = parser.parse_args()
+    try:
+        folder = ModelFolder.from_json(json.loads(arguments.model_json))
+    except (ValueError, TypeError) as error:
+        parser.error(f"--model-json: {error}")
+    out = _claim_stdout()
+    try:
+        reference = open_reference(folder, arguments.device)
+    except ModelError as error:
+        _send(out, {"ready": False, "error": str(error)})
+        sys.exit(f"headway: {error}")
+    serve(reference, folder, sys.stdin, out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+"""Run one command and leave nothing of it behind, however the one who asked for it ends.
+
+    python supervise.py COMMAND [ARGUMENT ...]        with a pipe on standard input
+
+The command gets a session of its own. When standard input closes (its owner stopped it, or was
+killed) the whole process group is asked to end, then killed after a grace period; processes that
+left the group are found, because orphans of this process come back to it (a subreaper, on Linux).
+Ends with the command's own status; 128 + the signal when a signal ended it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+GRACE_S = 10.0
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+_LINUX = sys.platform == "linux"
+
+
+def _prctl(option: int, value: int) -> None:
+    if _LINUX:
+        ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+
+
+def _die_with_parent() -> None:
+    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the processes below `pid`, parents first; empty where /proc tells nothing."""
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            for child in map(int, task.read_text().split()):
+                found += [child, *descendants(child)]
+    return found
+
+
+def _wait_for_end(child: subprocess.Popen[bytes], wakeup: int) -> None:
+    """Return when the child ended, the owner is gone, or a signal asks us to stop."""
+    watched = [0, wakeup]
+    if _LINUX:
+        watched.append(os.pidfd_open(child.pid))
+    while child.poll() is None:
+        ready, _, _ = select.select(watched, [], [], None if _LINUX else 0.2)
+        if wakeup in ready:
+            return
+        if 0 in ready and not os.read(0, 4096):
+            return
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """End the child's group gently, then everything that is left below us, and reap it all."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGTERM)
+    deadline = time.monotonic() + GRACE_S
+    while child.poll() is None and time.monotonic() < deadline:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(0.05)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
+    while rest := descendants(os.getpid()):
+        for pid in rest:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(-1, 0)
+
+
+def main(command: list[str]) -> int:
+    """Supervise `command`; returns its exit status."""
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda *_: None)
+    try:
+        child = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_die_with_parent
+        )
+    except OSError as error:
+        sys.stderr.write(f"{command[0]} cannot be started: {error.strerror}\n")
+        return 127
+    _wait_for_end(child, reader)
+    _end(child)
+    return child.returncode if child.returncode >= 0 else 128 - child.returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""The experiments: generic tests, and suites/*.toml that say what they run on."""

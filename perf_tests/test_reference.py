@@ -1,0 +1,10 @@
+"""The reference: every distinct output of the timed requests, before any verdict is given."""
+
+import pytest
+
+pytestmark = pytest.mark.headway
+
+
+def test_verify(night_state):
+    """transformers looks at each output once, in a process of its own."""
+    night_state.verify()

@@ -1,0 +1,215 @@
+"""The `headway` command: a thin edge over the plugin, the night and the reports."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import headway
+
+GOOD, BAD, USAGE, CANNOT_TELL = 0, 1, 2, 3
+
+
+class UsageFailure(Exception):
+    """What the user asked for cannot be done; the message is one sentence."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns 0 good, 1 slower or wrong, 2 usage, 3 cannot tell."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words[:1] == ["env"]:
+        from headway import environment
+
+        return environment.main(words[1:])
+    arguments, rest = _parser().parse_known_args(words)
+    if rest and arguments.command is not run:
+        _parser().error(f"unrecognized arguments: {' '.join(rest)}")
+    try:
+        code: int = arguments.command(arguments, rest)
+    except UsageFailure as error:
+        sys.stderr.write(f"headway: {error}\n")
+        return USAGE
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return GOOD
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="headway",
+        description="Keeps LLM inference engines from getting slower or wrong.",
+        epilog="Exit status: 0 good, 1 slower or wrong, 2 usage, 3 cannot tell.",
+    )
+    parser.add_argument("--version", action="version", version=f"headway {headway.__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    def add(name: str, command: Callable[..., int], text: str) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=text, description=text)
+        sub.set_defaults(command=command)
+        return sub
+
+    sub = add("run", run, "Measure a suite and judge it; further options go to pytest.")
+    sub.add_argument("suite", help="name of a suite, or the path of its .toml")
+    _add_common(sub)
+    sub.add_argument("--fresh", action="store_true", help="do not carry on an unfinished night")
+    sub.add_argument("--strict", action="store_true", help="what cannot be told yet fails")
+
+    sub = add("plan", plan, "Say what a suite would measure, in which order.")
+    sub.add_argument("suite", help="name of a suite, or the path of its .toml")
+    sub.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+
+    sub = add("gate", gate, "Turn a night into an exit status.")
+    sub.add_argument("run", type=Path, help="folder of the night, or its report.json")
+    sub.add_argument("--strict", action="store_true", help="what cannot be told yet fails")
+
+    sub = add("compare", compare, "Compare two nights cell by cell.")
+    sub.add_argument("old", type=Path, help="folder of a night, or its report.json")
+    sub.add_argument("new", type=Path, help="folder of a night, or its report.json")
+    sub.add_argument("--json", action="store_true", help="print JSON")
+    sub.add_argument("--strict", action="store_true", help="what cannot be told yet fails")
+
+    baselines = add("baseline", _no_action, "Propose stored baselines.")
+    actions = baselines.add_subparsers(metavar="ACTION", required=True)
+    sub = actions.add_parser("propose", help="write a patch that adds a night to the baselines")
+    sub.set_defaults(command=propose)
+    sub.add_argument("run", type=Path, help="folder of the night")
+    sub.add_argument("--baselines", type=Path, default=Path("baselines"), metavar="DIR")
+
+    add("init", init, "Write suites, baselines and reports of your own into this folder.")
+    commands.add_parser("env", help="The Python environments that engines run in.")
+    return parser
+
+
+def _add_common(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("--engine", action="append", default=[], metavar="NAME")
+    sub.add_argument("--level", action="append", default=[], metavar="LEVEL")
+    sub.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    sub.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
+    sub.add_argument("--reports", type=Path, default=Path("reports"), metavar="DIR")
+    sub.add_argument("--baselines", type=Path, default=Path("baselines"), metavar="DIR")
+
+
+def _no_action(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
+    raise UsageFailure("baseline needs an action: propose")
+
+
+def run(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
+    """`headway run SUITE [pytest options]`: pytest on the perf_tests that Headway ships."""
+    try:
+        arguments.reports.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageFailure(
+            f"{arguments.reports} cannot be written: {error.strerror}; choose another by --reports"
+        ) from error
+    command = [sys.executable, "-m", "pytest", "--pyargs", "headway.perf_tests"]
+    command += ["--import-mode=importlib", "-p", "no:cacheprovider"]
+    command += [f"--benchmark-storage=file://{arguments.reports / 'pytest-benchmark'}"]
+    command += ["--benchmark-columns=min,median,max,rounds", "--benchmark-sort=name"]
+    command += ["--headway-suite", arguments.suite, "--headway-device", arguments.device]
+    command += ["--headway-reports", str(arguments.reports)]
+    command += ["--headway-baselines", str(arguments.baselines)]
+    for name in ("engine", "level", "set"):
+        for value in getattr(arguments, name):
+            command += [f"--headway-{name}", value]
+    command += ["--headway-fresh"] if arguments.fresh else []
+    command += ["--headway-strict"] if arguments.strict else []
+    if not any(word.startswith("--junit") for word in rest):
+        command += ["--junitxml", str(arguments.reports / "junit.xml")]
+    status = subprocess.call([*command, *rest])
+    # pytest: 4 usage, 5 nothing was collected.
+    return USAGE if status in (4, 5) else status
+
+
+def plan(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
+    """`headway plan SUITE`."""
+    from headway import night, suite
+    from headway.plugin.files import suite_folders
+
+    try:
+        loaded = suite.load(suite.find(arguments.suite, suite_folders()), arguments.set)
+        night.check_metrics(loaded)
+    except suite.SuiteError as error:
+        raise UsageFailure(str(error)) from error
+    sys.stdout.write(night.describe(loaded))
+    return GOOD
+
+
+def gate(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
+    """`headway gate RUN`."""
+    from headway import verdict
+
+    document = _document(arguments.run)
+    verdicts = [cell["verdict"] for cell in document["cells"]]
+    code = verdict.exit_code(verdicts, arguments.strict)
+    counts = {word: verdicts.count(word) for word in verdict.ORDER if word in verdicts}
+    shown = ", ".join(f"{count} {word}" for word, count in counts.items()) or "nothing was judged"
+    sys.stdout.write(f"{document['night']}: {shown}\n")
+    for cell in document["cells"]:
+        if cell["verdict"] in verdict.FAILS:
+            sys.stdout.write(f"{cell['message']}\n")
+    return code
+
+
+def compare(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
+    """`headway compare OLD NEW`."""
+    from headway.report import compare as comparison
+
+    try:
+        old, new = _document(arguments.old), _document(arguments.new)
+        found = comparison.compare(old, new, strict=arguments.strict)
+    except comparison.ReportError as error:
+        raise UsageFailure(str(error)) from error
+    if arguments.json:
+        sys.stdout.write(json.dumps(comparison.to_json(found), indent=1, allow_nan=False) + "\n")
+    else:
+        width = shutil.get_terminal_size().columns
+        sys.stdout.write(comparison.render(found, width, sys.stdout.isatty()))
+    return found.exit_code
+
+
+def _document(path: Path) -> dict[str, Any]:
+    from headway.report.document import ReportError, read_document
+
+    file = path / "report.json" if path.is_dir() else path
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageFailure(f"{file} cannot be read: {error}") from error
+    try:
+        return read_document(text, str(file))
+    except ReportError as error:
+        raise UsageFailure(str(error)) from error
+
+
+def propose(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
+    """`headway baseline propose RUN`: write baseline.patch beside the journal."""
+    from headway import baseline, night, proposal
+
+    try:
+        _, results = night.read(arguments.run)
+        changes, lines = proposal.propose(results, arguments.baselines)
+    except (night.JournalError, baseline.BaselineError) as error:
+        raise UsageFailure(str(error)) from error
+    if not changes:
+        raise UsageFailure(f"{arguments.run}: there is nothing to propose: {'; '.join(lines)}")
+    path = arguments.run / "baseline.patch"
+    path.write_text(baseline.patch(changes, arguments.baselines.parent), encoding="utf-8")
+    sys.stdout.write("\n".join(lines) + f"\n\nreview it, then:  git apply {path}\n")
+    return GOOD
+
+
+def init(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
+    """`headway init`: a workspace in the current folder; nothing that is there is overwritten."""
+    from headway.workspace import write_workspace
+
+    for line in write_workspace(Path()):
+        sys.stdout.write(f"{line}\n")
+    return GOOD

@@ -1,0 +1,227 @@
+"""The nouns of Headway: what was asked, what came back and when, and who answered.
+
+Everything here is frozen and needs only the standard library, so that a host in an engine's own
+environment can import it too. Times are seconds. In a `Run` they count from the Run's own start
+on the machine's monotonic clock; only `EngineInfo` and wall-clock labels mean anything elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+IgnoreEos = Literal["emit", "ban", "none"]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request as the workload made it, before anything was sent."""
+
+    index: int
+    prompt_token_ids: tuple[int, ...]
+    max_tokens: int
+    ignore_eos: bool = True
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """One stream event that carried output: text, or token ids, or both.
+
+    `at_s` is when its last byte reached the client. `engine_at_s` is when the tokens left the
+    engine's step loop, on the same clock, for servers that say so; else None. `num_tokens` is
+    None where the server sends neither ids nor a running count.
+    """
+
+    at_s: float
+    text: str = ""
+    token_ids: tuple[int, ...] | None = None
+    num_tokens: int | None = None
+    engine_at_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestError:
+    """Why a request gave no usable answer.
+
+    `origin` says whose failure it is: the engine's counts against its success rate, the client's
+    or the machine's makes the Run invalid.
+    """
+
+    kind: str
+    message: str
+    origin: Literal["engine", "client"] = "engine"
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRecord:
+    """One request's life. Latencies are derived from it, never stored.
+
+    `due_s` is when the schedule asked for it (open loop) or when its slot became free (closed
+    loop); `sent_s` is when its first byte left (None: never sent); `ended_s` is when the response
+    ended or failed (None: still in flight when the Run was closed).
+    """
+
+    index: int
+    due_s: float
+    sent_s: float | None
+    ended_s: float | None
+    events: tuple[TokenEvent, ...] = ()
+    asked_tokens: int = 0
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    finish_reason: str | None = None
+    engine_arrived_s: float | None = None
+    error: RequestError | None = None
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def completed(self) -> bool:
+        """Whether the request was answered to its end without an error."""
+        return self.ended_s is not None and self.error is None
+
+    @property
+    def output_token_ids(self) -> tuple[int, ...] | None:
+        """All token ids in order, or None when any event came without ids."""
+        if not self.events or any(event.token_ids is None for event in self.events):
+            return None
+        return tuple(t for event in self.events for t in event.token_ids or ())
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """How hard the engine is pressed: a fixed concurrency, or arrivals at a rate."""
+
+    name: str
+    num_requests: int
+    concurrency: int | None = None
+    rate_per_s: float | None = None
+    arrivals: str = "closed"
+
+    @property
+    def closed(self) -> bool:
+        """Whether a slot's next request waits for its last one."""
+        return self.concurrency is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What is compared with itself from night to night: instance, model, workload, level."""
+
+    instance: str
+    model: str
+    workload: str
+    level: str
+
+    @property
+    def name(self) -> str:
+        """`instance-workload-level`; the parts hold no `-`, so it splits.
+
+        What belongs to a launch as a whole (launch time) has neither workload nor level.
+        """
+        return "-".join(part for part in (self.instance, self.workload, self.level) if part)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One case measured once within one launch.
+
+    `client` holds what the load generator knows about itself: seconds of lag, share of a CPU.
+    `engine` holds what was seen of the engine besides: peak_rss_bytes of its processes when the
+    Run ended, and its warm-up (warmup_requests, warmup_s, warmup_failed).
+    """
+
+    case: Case
+    launch: int
+    attempt: int
+    level: Level
+    started_at: str
+    span_s: float
+    records: tuple[RequestRecord, ...]
+    schedule_hash: str
+    workload_hash: str
+    client: Mapping[str, float] = field(default_factory=dict)
+    engine: Mapping[str, float] = field(default_factory=dict)
+    invalid: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What an endpoint understands. Only supported fields are sent."""
+
+    ids_in: bool = True
+    ids_out: bool = True
+    ignore_eos: IgnoreEos = "emit"
+    logprobs: bool = False
+    usage_in_stream: bool = True
+    engine_stamps: bool = False
+    control: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """Who answers: read back from the running engine, never copied from what was asked for."""
+
+    kind: str
+    version: str
+    model: str
+    dtype: str
+    device: str
+    settings: Mapping[str, object] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchRecord:
+    """One life of an engine process, as the night saw it.
+
+    `launch_s` is from process start to the first token (None: it never gave one). `first_output`
+    is that first answer, verified with the others. `failure` is one sentence, or None.
+    """
+
+    instance: str
+    launch: int
+    attempt: int
+    started_at: str
+    launch_s: float | None = None
+    info: EngineInfo | None = None
+    first_output: tuple[int, ...] = ()
+    failure_kind: str | None = None
+    failure: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepTiming:
+    """Seconds of one kind of engine step, by the engine's own clock, one per round."""
+
+    instance: str
+    launch: int
+    phase: Literal["prefill", "decode"]
+    batch: int
+    length: int
+    seconds: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """What the reference says of one output: how far each token is from its own choice.
+
+    A gap is the reference's highest logit minus the logit of the token that was emitted.
+    `key` names the pair (prompt, output). `nonargmax` lists (index, gap, rank) of tokens that
+    were not the reference's choice; `violations` counts those with a gap beyond epsilon.
+    `error` is why the pair could not be judged.
+    """
+
+    key: str
+    num_tokens: int = 0
+    max_gap: float = 0.0
+    num_nonargmax: int = 0
+    num_violations: int = 0
+    first_violation: int | None = None
+    min_margin: float | None = None
+    nonargmax: tuple[tuple[int, float, int], ...] = ()
+    error: str | None = None

@@ -1,0 +1,298 @@
+"""The table of metrics: what each is called, means, and when it is None.
+
+Definitions are those of DESIGN.md §3. A request that failed gives no latency sample; a metric
+without samples is None, never 0.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from headway import stats
+from headway.core import RequestRecord, Run
+
+Direction = Literal["higher", "lower"]
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A declared metric. `percentile` is set where it is one, and bounds what may gate on it."""
+
+    name: str
+    unit: str
+    direction: Direction
+    definition: str
+    of_run: Callable[[Run], float | None]
+    percentile: float | None = None
+    closed_loop_only: bool = False
+    further_tokens_only: bool = False
+
+    def worse_by(self, value: float, than: float) -> float:
+        """Return how much worse `value` is, as a ratio minus one: 0.05 is 5 % worse."""
+        return than / value - 1 if self.direction == "higher" else value / than - 1
+
+
+def ttft_s(record: RequestRecord) -> float | None:
+    """First token event − due."""
+    return record.events[0].at_s - record.due_s if record.completed and record.events else None
+
+
+def ttft_sent_s(record: RequestRecord) -> float | None:
+    """First token event − sent: what TTFT is to tools that start their clock at the send."""
+    if not (record.completed and record.events) or record.sent_s is None:
+        return None
+    return record.events[0].at_s - record.sent_s
+
+
+def e2el_s(record: RequestRecord) -> float | None:
+    """Last token event − due."""
+    return record.events[-1].at_s - record.due_s if record.completed and record.events else None
+
+
+def output_tokens(record: RequestRecord) -> int | None:
+    """Tokens generated: the server's usage, else the ids or counts of its events."""
+    if record.completion_tokens is not None:
+        return record.completion_tokens
+    counts = [event.num_tokens for event in record.events]
+    return None if None in counts or not counts else sum(count or 0 for count in counts)
+
+
+def tpot_s(record: RequestRecord) -> float | None:
+    """(last − first token event) / tokens after the first event; None with no further token."""
+    total = output_tokens(record)
+    if not (record.completed and record.events) or total is None:
+        return None
+    first = record.events[0].num_tokens
+    after_first = total - (1 if first is None else first)
+    if after_first <= 0 or len(record.events) < 2:
+        return None
+    return (record.events[-1].at_s - record.events[0].at_s) / after_first
+
+
+def itl_s(record: RequestRecord) -> list[float]:
+    """Gaps between token events of one request."""
+    if not record.completed:
+        return []
+    times = [event.at_s for event in record.events]
+    return [later - earlier for earlier, later in itertools.pairwise(times)]
+
+
+def steady_window(run: Run) -> tuple[float, float] | None:
+    """Return [start, end): from when all slots are busy until the first one runs dry.
+
+    None in open loop, and when fewer than half of the requests ended inside: such a window is
+    mostly edge, and its throughput would be luck.
+    """
+    concurrency = run.level.concurrency
+    sent = sorted(r.sent_s for r in run.records if r.sent_s is not None)
+    ended = sorted(r.ended_s for r in run.records if r.ended_s is not None)
+    if concurrency is None or len(sent) < concurrency or len(ended) < concurrency:
+        return None
+    start = sent[concurrency - 1]
+    # The last C requests hold the last C slots: the first slot is dry when there is no next one.
+    end = ended[len(ended) - concurrency]
+    inside = sum(1 for at in ended if start < at <= end)
+    return (start, end) if end > start and 2 * inside >= len(run.records) else None
+
+
+def tokens_between(records: Sequence[RequestRecord], start: float, end: float) -> int | None:
+    """Count tokens whose event arrived in (start, end]; None when an event has no count."""
+    total = 0
+    for record in records:
+        for event in record.events:
+            if start < event.at_s <= end:
+                if event.num_tokens is None:
+                    return None
+                total += event.num_tokens
+    return total
+
+
+def output_throughput(run: Run) -> float | None:
+    """Closed loop: tokens in the steady window / its length. Open loop: as over the span."""
+    window = steady_window(run)
+    if not run.level.closed:
+        return output_throughput_span(run)
+    if window is None:
+        return None
+    tokens = tokens_between(run.records, *window)
+    return None if not tokens else tokens / (window[1] - window[0])
+
+
+def output_throughput_span(run: Run) -> float | None:
+    """Tokens of all completed requests / (last token event − first due)."""
+    return _per_span(run, lambda r: output_tokens(r) or 0)
+
+
+def request_throughput(run: Run) -> float | None:
+    """Completed requests / (last completion − first due)."""
+    return _per_span(run, lambda _: 1)
+
+
+def _per_span(run: Run, amount: Callable[[RequestRecord], int]) -> float | None:
+    done = [r for r in run.records if r.completed and r.events]
+    if not done:
+        return None
+    span = max(r.events[-1].at_s for r in done) - min(r.due_s for r in run.records)
+    total = sum(amount(r) for r in done)
+    return total / span if span > 0 and total else None
+
+
+def decode_throughput(run: Run) -> float | None:
+    """Σ tokens after the first event / union of the requests' [first, last event] intervals."""
+    tokens, spans = 0, []
+    for record in run.records:
+        total = output_tokens(record)
+        if record.completed and len(record.events) > 1 and total is not None:
+            tokens += total - (record.events[0].num_tokens or 1)
+            spans.append((record.events[0].at_s, record.events[-1].at_s))
+    length = union_length(spans)
+    return tokens / length if tokens > 0 and length > 0 else None
+
+
+def union_length(spans: Sequence[tuple[float, float]]) -> float:
+    """Return the length covered by intervals that may overlap."""
+    covered, reached = 0.0, float("-inf")
+    for start, end in sorted(spans):
+        covered += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return covered
+
+
+def success_rate(run: Run) -> float | None:
+    """Completed / all that were due, sent or not; None without requests."""
+    if not run.records:
+        return None
+    return sum(r.completed for r in run.records) / len(run.records)
+
+
+def token_accuracy(run: Run) -> float | None:
+    """Share of completed requests with exactly the tokens asked for, by ids and by usage."""
+    done = [r for r in run.records if r.completed]
+    if not done:
+        return None
+    return sum(not token_problems(r) for r in done) / len(done)
+
+
+def token_problems(record: RequestRecord) -> list[str]:
+    """Name every way in which counts disagree: asked, usage, ids."""
+    problems = []
+    ids = record.output_token_ids
+    usage = record.completion_tokens
+    if ids is not None and usage is not None and len(ids) != usage:
+        problems.append(f"usage says {usage} tokens, {len(ids)} ids came")
+    count = usage if usage is not None else (len(ids) if ids is not None else None)
+    if count is not None and count > record.asked_tokens:
+        problems.append(f"{count} tokens came, at most {record.asked_tokens} were asked for")
+    short = count is not None and count < record.asked_tokens
+    if short and record.finish_reason == "length":
+        problems.append(f"{count} of {record.asked_tokens} tokens came, yet it ended for length")
+    return problems
+
+
+def peak_memory(run: Run) -> float | None:
+    """Peak resident memory of the engine's processes up to the end of this level."""
+    return run.engine.get("peak_rss_bytes")
+
+
+def _percentile(samples: Callable[[Run], list[float]], q: float) -> Callable[[Run], float | None]:
+    return lambda run: stats.percentile(samples(run), q)
+
+
+def _each(of: Callable[[RequestRecord], float | None]) -> Callable[[Run], list[float]]:
+    return lambda run: [v for v in map(of, run.records) if v is not None]
+
+
+def _pooled_itl(run: Run) -> list[float]:
+    return [gap for record in run.records for gap in itl_s(record)]
+
+
+def _latency(
+    name: str,
+    text: str,
+    samples: Callable[[Run], list[float]],
+    qs: Sequence[int],
+    further: bool = False,
+) -> list[Metric]:
+    return [
+        Metric(
+            f"{name}_p{q}",
+            "s",
+            "lower",
+            f"{text}; p{q}",
+            _percentile(samples, q),
+            q,
+            further_tokens_only=further,
+        )
+        for q in qs
+    ]
+
+
+_QS = (50, 90, 99)
+TABLE: dict[str, Metric] = {
+    metric.name: metric
+    for metric in [
+        Metric(
+            "output_throughput",
+            "tokens/s",
+            "higher",
+            "output tokens in the steady window (all slots busy until the first runs dry) / length",
+            output_throughput,
+            closed_loop_only=True,
+        ),
+        Metric(
+            "output_throughput_span",
+            "tokens/s",
+            "higher",
+            "output tokens of completed requests / (last token event - first due)",
+            output_throughput_span,
+            closed_loop_only=True,
+        ),
+        Metric(
+            "decode_throughput",
+            "tokens/s",
+            "higher",
+            "tokens after each first event / union of the requests' [first, last event]",
+            decode_throughput,
+            further_tokens_only=True,
+        ),
+        Metric(
+            "request_throughput",
+            "requests/s",
+            "higher",
+            "completed requests / (last token event - first due)",
+            request_throughput,
+            closed_loop_only=True,
+        ),
+        *_latency("ttft", "first token event - due", _each(ttft_s), _QS),
+        *_latency("ttft_sent", "first token event - sent", _each(ttft_sent_s), (50,)),
+        *_latency(
+            "tpot", "(last - first event) / tokens after the first", _each(tpot_s), _QS, True
+        ),
+        *_latency("itl", "gaps between token events, pooled over requests", _pooled_itl, _QS, True),
+        *_latency("e2el", "last token event - due", _each(e2el_s), _QS),
+        Metric("success_rate", "1", "higher", "completed / due", success_rate),
+        Metric("token_accuracy", "1", "higher", "requests with right token counts", token_accuracy),
+        Metric("peak_memory", "bytes", "lower", "peak resident memory of the engine", peak_memory),
+    ]
+}
+
+# What belongs to a launch, not to a Run: measured once per launch.
+LAUNCH_TIME = Metric(
+    "launch_time", "s", "lower", "process start - first verified token", lambda _: None
+)
+ALL: dict[str, Metric] = {**TABLE, LAUNCH_TIME.name: LAUNCH_TIME}
+
+
+def step_metric(phase: str, batch: int) -> Metric:
+    """Return the metric of one engine step, timed by the engine's own clock."""
+    return Metric(
+        f"{phase}_step_b{batch}",
+        "s",
+        "lower",
+        f"one {phase} step with {batch} sequences; the median of its rounds",
+        lambda _: None,
+    )

@@ -1,0 +1,62 @@
+"""The models of a night, prepared before the first launch in the engines' own environment."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headway.engines import fake
+from headway.engines import launch as launcher
+from headway.results import ModelFacts
+
+# How a model's own messages begin, among those of the libraries that load it.
+OURS = "headway: "
+
+
+class ModelFailure(RuntimeError):
+    """A model cannot be had; the message is one sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedModel:
+    """A model's folder as its engines want it described, and what the night knows of it."""
+
+    folder: Mapping[str, Any]
+    facts: ModelFacts
+
+
+def prepare(name: str, python: Path, home: Path, say: Callable[[str], None]) -> PreparedModel:
+    """Fetch and convert a model if need be; `say` is told what that takes before it is done."""
+    if name == "fake":
+        return _prepared(fake.MODEL)
+    command = [str(python), str(launcher.HERE / "boot.py"), "headway.engines.models", name]
+    command += ["--home", str(home)]
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        last = ""
+        for line in process.stderr:
+            last = line.strip() or last
+            if line.startswith(OURS):  # not a library's progress bar
+                say(f"model {name}: {line.removeprefix(OURS).strip()}")
+        answer = process.stdout.read().strip()
+    if process.returncode != 0 or not answer:
+        raise ModelFailure(f"model {name} cannot be prepared: {last}")
+    return _prepared(json.loads(answer.splitlines()[-1]))
+
+
+def _prepared(folder: Mapping[str, Any]) -> PreparedModel:
+    facts = ModelFacts(
+        name=folder["name"],
+        revision=folder["revision"],
+        vocab_size=folder["vocab_size"],
+        special_ids=tuple(folder["special_ids"]),
+        context_length=folder["context_length"],
+    )
+    return PreparedModel(folder, facts)

@@ -1,0 +1,127 @@
+"""Test items: their parameters, their order, and what the selected ones need measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from headway import metrics
+from headway.core import Case
+from headway.night import PlannedLaunch, order
+from headway.plugin.state import State
+from headway.verdict import EQUALITY, applicable
+
+Parameter = tuple[str, list[Any], list[str]]
+
+
+def parameters(state: State, metafunc: pytest.Metafunc) -> list[Parameter]:
+    """Return (fixture, values, ids) for each of our fixtures that a test asks for."""
+    names = metafunc.fixturenames
+    found: list[Parameter] = []
+    if "engine" in names:
+        launches = order(state.suite, state.instances)
+        found.append(("engine", list(launches), [item.name for item in launches]))
+    if "step" in names:
+        steps = [(p, b) for p in ("prefill", "decode") for b in state.suite.step_batches]
+        found.append(("step", steps, [f"{phase}-b{batch}" for phase, batch in steps]))
+    if "cell" in names:
+        marker = metafunc.definition.get_closest_marker("metric")
+        if marker is None or len(marker.args) != 1:
+            raise pytest.UsageError(f"{metafunc.definition.nodeid} needs @pytest.mark.metric(NAME)")
+        cases = _cases(state, marker.args[0])
+        found.append(("cell", [(c, marker.args[0]) for c in cases], [c.name for c in cases]))
+    if "complete" in names:
+        found.append(("complete", list(state.instances), list(state.instances)))
+    return found
+
+
+def _cases(state: State, metric: str) -> list[Case]:
+    """Return the cases that have this metric, in the suite's order."""
+    if metric == metrics.LAUNCH_TIME.name:
+        return [
+            Case(i.name, i.model, "", "")
+            for i in state.suite.instances
+            if i.name in state.instances
+        ]
+    if metric not in (*metrics.TABLE, EQUALITY):
+        raise pytest.UsageError(
+            f"metric {metric!r} is not known; allowed: {', '.join(metrics.ALL)}"
+        )
+    return [
+        case
+        for case in state.suite.cases()
+        if state.selects(case)
+        and (metric == EQUALITY or metrics.TABLE[metric] in applicable(state.suite, case))
+    ]
+
+
+def param(item: pytest.Item, name: str) -> Any:
+    """Return the value of one of an item's parameters, or None."""
+    callspec = getattr(item, "callspec", None)
+    return callspec.params.get(name) if callspec is not None else None
+
+
+def arrange(state: State, items: list[pytest.Item]) -> None:
+    """Sort: launches in the night's order with their steps, the reference, then the readers.
+
+    What has nothing to do is dropped: measuring when a night is judged again, steps of a suite
+    that times none.
+    """
+    idle = [item for item in items if _idle(state, item)]
+    if idle:
+        items[0].config.hook.pytest_deselected(items=idle)
+        items[:] = [item for item in items if item not in idle]
+    position = {planned: n for n, planned in enumerate(order(state.suite))}
+
+    def key(item: pytest.Item) -> tuple[int, int]:
+        planned = param(item, "engine")
+        if isinstance(planned, PlannedLaunch):
+            return (0, 2 * position[planned] + _uses(item, "step"))
+        return (1, 0) if _uses(item, "night_state") else (2, 0)
+
+    items.sort(key=key)
+
+
+def _uses(item: pytest.Item, fixture: str) -> bool:
+    ours = item.get_closest_marker("headway") is not None
+    return ours and fixture in getattr(item, "fixturenames", ())
+
+
+def _idle(state: State, item: pytest.Item) -> bool:
+    if _uses(item, "step") and not state.suite.step_batches:
+        return True
+    measures = _uses(item, "engine") or _uses(item, "night_state")
+    return measures and state.replayed is not None
+
+
+def needed(state: State, items: Sequence[pytest.Item]) -> frozenset[Case]:
+    """Return the cases to measure: those that the selected readers assert or compare with.
+
+    An instance of which only launches were selected is measured whole.
+    """
+    ours = [item for item in items if item.get_closest_marker("headway") is not None]
+    readers = {param(i, "cell") for i in ours if param(i, "cell")}
+    asked = {case for case, _ in readers}
+    cases = {case for case in asked if case.level}
+    for case, metric in readers:
+        cases |= compared_with(state, case, metric)
+    covered = {case.instance for case in cases}
+    whole = {case.instance for case in asked if not case.level}
+    whole |= {param(i, "engine").instance for i in ours if param(i, "engine")}
+    whole |= {param(i, "complete") for i in ours if param(i, "complete")}
+    cases |= {c for c in state.suite.cases() if c.instance in whole - covered and state.selects(c)}
+    return frozenset(cases)
+
+
+def compared_with(state: State, case: Case, metric: str) -> set[Case]:
+    """Return the cases that this cell's ratio limits compare it with."""
+    others = set()
+    for limit in state.suite.limits:
+        if limit.metric == metric and limit.over is not None and limit.covers(case):
+            names = {i.name for i in state.suite.instances} - {case.instance}
+            for name in names if limit.over == "*" else {limit.over}:
+                model = state.suite.instance(name).model
+                others.add(Case(name, model, case.workload, case.level))
+    return others

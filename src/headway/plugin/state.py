@@ -1,0 +1,328 @@
+"""What one pytest session knows of its night: options, the night itself, its judgement."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import headway
+from headway import baseline, environment, night, suite, verdict
+from headway.core import Case
+from headway.fingerprint import find_device, read_machine
+from headway.night import Night, Screen
+from headway.plugin import files
+from headway.results import Results
+from headway.suite import Suite
+from headway.verdict import Judged
+
+DEFAULT_SUITE = "quick"
+XDIST = "xdist would measure several engines at once; run without -n"
+# What would time itself, reorder, repeat or spread a measurement.
+REFUSED_PLUGINS = {
+    "rerunfailures": "a rerun turns an error rate into best-of-k",
+    "flaky": "a rerun turns an error rate into best-of-k",
+    "randomly": "the night has an order of its own",
+    "random_order": "the night has an order of its own",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What a reader asserts: one case × metric. Nothing happens before `check` is called."""
+
+    state: State
+    case: Case
+    metric: str
+    item: pytest.Item
+
+    def check(self) -> None:
+        """Pass, skip or fail as the verdict says, with the verdict as the message's first word."""
+        judged = self.state.judge(self.case, self.metric)
+        self.item.user_properties += _properties(judged)
+        message = judged.findings[0].message
+        strict = self.state.config.getoption("headway_strict")
+        if judged.verdict in verdict.FAILS or (strict and judged.verdict in verdict.WAITS):
+            pytest.fail(message, pytrace=False)
+        if judged.verdict in verdict.WAITS:
+            pytest.skip(message)
+
+
+def _properties(judged: Judged) -> list[tuple[str, object]]:
+    """Return what JUnit should hold of a cell."""
+    shown = [("value", judged.value), ("unit", judged.findings[0].unit)]
+    return [("verdict", judged.verdict), *(shown if judged.value is not None else [])]
+
+
+@dataclass(slots=True)
+class State:
+    """One session. Built when the first test of a night is collected."""
+
+    config: pytest.Config
+    suite: Suite
+    replayed: Results | None
+    instances: tuple[str, ...]
+    levels: tuple[str, ...]
+    cases: frozenset[Case] = frozenset()
+    failures: list[str] = field(default_factory=list)
+    folder: Path | None = None
+    _night: Night | None = None
+    _cells: dict[tuple[Case, str], Judged] = field(default_factory=dict)
+    _judged_from: Results | None = None
+    _measured: bool = False
+    _verified: bool = False
+    _broken: str | None = None
+    _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+
+    @classmethod
+    def from_config(cls, config: pytest.Config) -> State:
+        """Read options and suite; raises pytest.UsageError with one sentence."""
+        option = config.getoption
+        try:
+            if option("headway_run"):
+                folder = Path(option("headway_run"))
+                _, results = night.read(folder)
+                loaded = results.suite
+            else:
+                folder, results = None, None
+                path = suite.find(option("headway_suite") or DEFAULT_SUITE, files.suite_folders())
+                loaded = suite.load(path, option("headway_set") or ())
+                night.check_metrics(loaded)
+        except (suite.SuiteError, night.JournalError) as error:
+            raise pytest.UsageError(str(error)) from error
+        known = tuple(instance.name for instance in loaded.instances)
+        levels = tuple(dict.fromkeys(lv.name for w in loaded.workloads for lv in w.levels))
+        return cls(
+            config,
+            loaded,
+            results,
+            _chosen("--headway-engine", option("headway_engine"), known),
+            _chosen("--headway-level", option("headway_level"), levels),
+            folder=folder,
+        )
+
+    def selects(self, case: Case) -> bool:
+        """Whether the options ask for a case."""
+        return case.instance in self.instances and case.level in self.levels
+
+    def begin(self, cases: frozenset[Case]) -> None:
+        """Start or resume the night that the selected tests need."""
+        self.cases = cases
+        if self.replayed is not None or not cases:
+            return
+        if hasattr(self.config, "workerinput"):
+            self._broken = XDIST
+            return
+        self._refuse()
+        option = self.config.getoption
+        reporter = self.config.pluginmanager.get_plugin("terminalreporter")
+        screen = _screen(reporter, self.config.pluginmanager.get_plugin("capturemanager"))
+        home = environment.default_home()
+
+        def python_for(kind: str) -> Path:
+            return environment.python_for(kind, home, screen.line)
+
+        try:
+            device = find_device(option("headway_device"))
+            machine = read_machine(device)
+            needed = {self.suite.instance(case.instance).model for case in cases}
+            self._stack.enter_context(night.device_lock(home, machine.device, self.suite.name))
+            for name in {case.instance: None for case in sorted(cases, key=lambda c: c.instance)}:
+                night.python_of(self.suite.instance(name), python_for)  # before, not in between
+            prepared = {name: self._prepare(name, home, screen) for name in sorted(needed)}
+            self._night = night.begin(
+                self.suite,
+                machine,
+                prepared,
+                Path(option("headway_reports")),
+                device=device,
+                home=home,
+                python_for=python_for,
+                screen=screen,
+                fresh=option("headway_fresh"),
+            )
+            self._night.expect(cases)
+        except (
+            ValueError,
+            night.DeviceBusy,
+            night.JournalError,
+            night.ModelFailure,
+            environment.EnvironmentFailed,
+        ) as error:
+            raise pytest.UsageError(str(error)) from error
+        self.folder = self._night.folder
+        screen.line(_greeting(self._night))
+
+    def _prepare(self, name: str, home: Path, screen: Screen) -> night.PreparedModel:
+        kind = "fake" if name == "fake" else "reference"
+        python = environment.python_for(kind, home, screen.line)
+        return night.prepare(name, python, home, screen.line)
+
+    def _refuse(self) -> None:
+        config = self.config
+        if getattr(config.option, "numprocesses", None):
+            raise pytest.UsageError(XDIST)
+        for name, why in REFUSED_PLUGINS.items():
+            if config.pluginmanager.hasplugin(name):
+                raise pytest.UsageError(f"the plugin {name} is active and {why}: -p no:{name}")
+        if sys.gettrace() is not None or getattr(config.option, "cov_source", None):
+            raise pytest.UsageError(
+                "a tracer (coverage, a debugger) is active and would be measured; run without it"
+            )
+
+    def night_in_progress(self) -> Night:
+        """Return the night; a test that measures cannot run without one."""
+        if self._broken is not None:
+            pytest.fail(f"INVALID {self.suite.name}: {self._broken}", pytrace=False)
+        if self._night is None:
+            pytest.skip("nothing is measured in this session")
+        return self._night
+
+    @property
+    def results(self) -> Results:
+        """What is known so far."""
+        if self.replayed is not None:
+            return self.replayed
+        return self.night_in_progress().results
+
+    def measure(self) -> None:
+        """Measure and verify what the selected tests need and no measuring item has brought."""
+        if self._night is None or self._measured:
+            return
+        self._measured = True
+        try:
+            self._night.measure_all(self.cases)
+            self.verify()
+        except night.JournalError as error:
+            self._broken = str(error)
+
+    def verify(self) -> None:
+        """Verify outputs once; a reference that cannot leaves them unverified, and says so."""
+        if self._verified:
+            return
+        self._verified = True
+        current = self.night_in_progress()
+        try:
+            current.verify_all()
+        except (night.ReferenceFailure, environment.EnvironmentFailed) as error:
+            current.screen.line(f"outputs could not be verified: {error}")
+
+    def cell(self, case: Case, metric: str, item: pytest.Item) -> Cell:
+        """Return a cell for a test to check."""
+        return Cell(self, case, metric, item)
+
+    def judge(self, case: Case, metric: str) -> Judged:
+        """Judge a cell, after measuring what is missing of it."""
+        self.measure()
+        if self._broken is not None:
+            pytest.fail(f"INVALID {case.name} {metric}: {self._broken}", pytrace=False)
+        return self.judged()[case, metric]
+
+    def judged(self) -> dict[tuple[Case, str], Judged]:
+        """Return every cell by (case, metric); judged anew whenever there are new results."""
+        results = self.results
+        if self._judged_from is not results:
+            cells = verdict.judge(results, self._baseline)
+            self._cells = {(cell.case, cell.metric): cell for cell in cells}
+            self._judged_from = results
+        return self._cells
+
+    def _baseline(self, case: Case) -> baseline.Baseline | None:
+        root = Path(self.config.getoption("headway_baselines"))
+        return baseline.load(baseline.path_of(root, self.results.machine.device, case))
+
+    def missing(self, instance: str) -> list[str]:
+        """Return one sentence per expected case of an instance that has no Run."""
+        self.measure()
+        results = self.results
+        found = []
+        for name, launch, case_name in results.expected:
+            case = next(c for c in self.suite.cases() if c.name == case_name)
+            if name == instance and launch not in results.runs_of(case):
+                found.append(f"{case_name}: {results.why_missing(case, launch)}")
+        return found
+
+    def note(self, report: pytest.TestReport) -> None:
+        """Remember a failure's first word."""
+        if report.failed:
+            words = str(report.longrepr).split()
+            self.failures.append(words[0] if words else "")
+
+    def finish(self, exitstatus: int) -> int:
+        """Write the reports; return the session's exit status."""
+        if self._night is not None:
+            with contextlib.suppress(night.JournalError):
+                self._night.finish()
+        if self.folder is not None and self.results.expected:
+            files.write_reports(self.folder, self.document())
+        only_invalid = self.failures and set(self.failures) == {"INVALID"}
+        return 3 if exitstatus == 1 and only_invalid else exitstatus
+
+    def document(self) -> dict[str, Any]:
+        """Return report.json's content."""
+        from headway.report.document import document
+
+        return document(
+            self.results,
+            tuple(self.judged().values()),
+            strict=self.config.getoption("headway_strict"),
+            headway_version=headway.__version__,
+        )
+
+    def summary(self, reporter: Any) -> str:
+        """Return the night's table for the terminal."""
+        if self.folder is None or not self.results.expected:
+            return ""
+        from headway.report.terminal import terminal
+
+        width = reporter._tw.fullwidth
+        text = terminal(self.document(), width, reporter._tw.hasmarkup, str(self.folder))
+        return f"{text}\n{self.folder}\n"
+
+    def close(self) -> None:
+        """Give the device back, and keep JUnit's file with its night."""
+        junit = getattr(self.config.option, "xmlpath", None)
+        if junit and self._night is not None and Path(junit).is_file():
+            with contextlib.suppress(OSError):
+                shutil.copyfile(junit, self._night.folder / "junit.xml")
+        self._stack.close()
+
+
+def _chosen(option: str, asked: Iterable[str] | None, known: tuple[str, ...]) -> tuple[str, ...]:
+    chosen = tuple(asked or known)
+    for name in chosen:
+        if name not in known:
+            raise pytest.UsageError(f"{option} {name!r} is not in the suite: {', '.join(known)}")
+    return chosen
+
+
+def _greeting(started: Night) -> str:
+    resumed = f", resumed: {started.resumed_runs} Runs are there" if started.resumed_runs else ""
+    return f"night {started.folder.name} on {started.results.machine.device}{resumed}"
+
+
+def _screen(reporter: Any, capture: Any) -> Screen:
+    """Progress through pytest's own terminal, so that it mixes with the tests' lines."""
+    if reporter is None:
+        return Screen()
+
+    def uncaptured() -> contextlib.AbstractContextManager[None]:
+        return capture.global_and_fixture_disabled() if capture else contextlib.nullcontext()
+
+    def line(text: str) -> None:
+        with uncaptured():
+            reporter.ensure_newline()
+            reporter.write_line(text.rstrip("\n"))
+
+    def status(text: str) -> None:
+        if reporter.isatty:
+            with uncaptured():
+                reporter.rewrite(text[: reporter._tw.fullwidth - 1], erase=True)
+
+    return Screen(line, status)

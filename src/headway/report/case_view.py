@@ -1,0 +1,113 @@
+"""What a report says of a case and its Runs besides its cells: counts, identity, other views."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from headway import correctness, fingerprint, metrics, stats, verdict
+from headway.core import Case, RequestRecord, Run
+from headway.report import private, shape, vllm_view
+from headway.results import Results
+from headway.workload import pair_key
+
+# A reason per request would make a report as large as the journal.
+MAX_REASONS = 5
+
+
+def view(results: Results, case: Case, hide: private.Private) -> shape.CaseView:
+    """Return a case: its identity, how many answers were right, and each of its Runs."""
+    runs = [run for _, run in sorted(results.runs_of(case).items())] if case.level else []
+    return shape.CaseView(
+        instance=case.instance,
+        model=case.model,
+        workload=case.workload,
+        level=case.level,
+        identity=_identity(results, case),
+        outputs=_outputs(results, runs) if case.level else None,
+        runs=tuple(_run(results, run, hide) for run in runs),
+    )
+
+
+def _identity(results: Results, case: Case) -> dict[str, str]:
+    facts = results.models.get(case.model)
+    if case.level and facts is not None:
+        return verdict.identity_of(results, case)
+    revision = facts.revision if facts is not None else "unknown"
+    dtype = results.suite.instance(case.instance).dtype
+    device = results.machine.device
+    return fingerprint.identity(case, revision, dtype, "", device, metrics.VERSION)
+
+
+def _outputs(results: Results, runs: Sequence[Run]) -> shape.Outputs:
+    """Count the completed answers of which every token was found right."""
+    completed = verified = 0
+    for run in runs:
+        asked = correctness.requests_of(results, run)
+        for request, record in zip(asked, run.records, strict=False):
+            completed += record.completed
+            output = record.output_token_ids
+            if record.completed and output is not None:
+                found = results.verifications.get(pair_key(request.prompt_token_ids, output))
+                verified += found is not None and not (found.error or found.num_violations)
+    return shape.Outputs(completed, verified)
+
+
+def _run(results: Results, run: Run, hide: private.Private) -> shape.RunView:
+    return shape.RunView(
+        launch=run.launch,
+        attempt=run.attempt,
+        started_at=run.started_at,
+        span_s=run.span_s,
+        concurrency=run.level.concurrency,
+        rate_per_s=run.level.rate_per_s,
+        arrivals=run.level.arrivals,
+        requests=requests_of(run),
+        invalid=_few(hide.texts(run.invalid)),
+        client=dict(run.client),
+        engine=dict(run.engine),
+        engine_split=engine_split(run.records),
+        vllm_bench_serve=vllm_view.view(
+            run, results.suite.workload(run.case.workload).prompts.prompt_tokens
+        ),
+    )
+
+
+def _few(reasons: tuple[str, ...]) -> tuple[str, ...]:
+    rest = len(reasons) - MAX_REASONS
+    return reasons if rest <= 0 else (*reasons[:MAX_REASONS], f"and {rest} more")
+
+
+def requests_of(run: Run) -> shape.Requests:
+    """Count a Run's requests by what became of them."""
+    errors = Counter(r.error.kind for r in run.records if r.error is not None)
+    completed = sum(r.completed for r in run.records)
+    failed = sum(errors.values())
+    return shape.Requests(
+        due=len(run.records),
+        completed=completed,
+        failed=failed,
+        in_flight=len(run.records) - completed - failed,
+        errors=dict(sorted(errors.items())),
+    )
+
+
+def engine_split(records: Sequence[RequestRecord]) -> shape.EngineSplit | None:
+    """Return what the engine's stamps say; None where the server sends none."""
+    waits = list(_waits(records))
+    ttfts = [
+        r.events[0].engine_at_s - r.engine_arrived_s
+        for r in records
+        if r.completed and r.events
+        if r.events[0].engine_at_s is not None and r.engine_arrived_s is not None
+    ]
+    if not waits and not ttfts:
+        return None
+    return shape.EngineSplit(len(waits), stats.mean(waits), stats.median(ttfts))
+
+
+def _waits(records: Sequence[RequestRecord]) -> Iterator[float]:
+    for record in records:
+        for event in record.events:
+            if record.completed and event.engine_at_s is not None:
+                yield event.at_s - event.engine_at_s

@@ -1,0 +1,216 @@
+"""Makes report.json's one value out of a night and its verdicts, and reads it again.
+
+Holds no prompt, no output, no request: only counts, verdicts and one sample per launch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from headway import codec, fingerprint, metrics, verdict
+from headway.metrics import Metric
+from headway.report import case_view, private, shape
+from headway.results import Results, Sample
+from headway.verdict import Finding, Judged
+
+DECIDED = frozenset(("WRONG", "REGRESSION", "LIMIT", "IMPROVEMENT", "PASS"))
+
+
+class ReportError(ValueError):
+    """What is wrong with a report.json, in one sentence."""
+
+
+def document(
+    results: Results,
+    cells: Sequence[Judged],
+    *,
+    strict: bool = False,
+    headway_version: str,
+    hide: private.Private | None = None,
+) -> dict[str, Any]:
+    """Return report.json as JSON values: one entry per judged cell and per case.
+
+    `strict` goes into the exit code only. `hide` names what besides secrets must not appear; by
+    default this machine's home and host name.
+    """
+    hide = hide or private.here()
+    cases = list(dict.fromkeys(cell.case for cell in cells))
+    made = shape.Document(
+        format=shape.FORMAT,
+        schema=shape.SCHEMA,
+        night=results.night,
+        started_at=results.started_at,
+        finished=results.finished,
+        headway=shape.Tool(headway_version, results.commit),
+        suite=_suite(results, hide),
+        machine=results.machine,
+        models=tuple(shape.ModelView(m.name, m.revision) for m in results.models.values()),
+        instances=tuple(_instance(results, i.name, hide) for i in results.suite.instances),
+        summary=summary(cells, strict),
+        cases=tuple(case_view.view(results, case, hide) for case in cases),
+        cells=tuple(_cell(results, cell, hide) for cell in cells),
+    )
+    encoded: dict[str, Any] = codec.encode(made)
+    return encoded
+
+
+def read_document(text: str, where: str) -> dict[str, Any]:
+    """Return the report in `text`; raises ReportError, which begins with `where`."""
+    try:
+        data = json.loads(text, parse_constant=_refuse_constant)
+    except json.JSONDecodeError as error:
+        cut = error.pos >= len(text.rstrip())
+        reason = "ends too early: it is empty or was cut off" if cut else f"is not JSON: {error}"
+        raise ReportError(f"{where} {reason}") from error
+    except codec.DecodeError as error:
+        raise ReportError(f"{where} {error}") from error
+    if not isinstance(data, dict) or data.get("format") != shape.FORMAT:
+        raise ReportError(f"{where} is not a report of Headway; give it a report.json")
+    if data.get("schema") != shape.SCHEMA:
+        raise ReportError(
+            f"{where} has schema {data.get('schema')!r}; this Headway reads {shape.SCHEMA}: "
+            "use the version of Headway that wrote it, or judge the night again"
+        )
+    parse(data, where)
+    return data
+
+
+def parse(data: Mapping[str, Any], where: str = "the report") -> shape.Document:
+    """Return a report's JSON values as a Document; raises ReportError for what does not fit."""
+    try:
+        parsed: shape.Document = codec.decode(shape.Document, data, "report")
+    except codec.DecodeError as error:
+        raise ReportError(f"{where} does not fit the schema of a report: {error}") from error
+    return parsed
+
+
+def _refuse_constant(name: str) -> Any:
+    raise codec.DecodeError(f"holds {name}, which is no JSON number: something was undefined")
+
+
+def summary(cells: Sequence[Judged], strict: bool) -> shape.Summary:
+    """Count the cells by verdict, worst first; see `shape.Summary` for the other counts."""
+    counted = Counter(cell.verdict for cell in cells)
+    verdicts: dict[str, int] = {v: counted[v] for v in verdict.ORDER if counted[v]}
+    words = dict.fromkeys((verdict.WORDS[v] for v in verdict.ORDER if counted[v]), 0)
+    for cell in cells:
+        words[verdict.WORDS[cell.verdict]] += 1
+    return shape.Summary(
+        cells=len(cells),
+        verdicts=verdicts,
+        words=words,
+        compared=sum(any(_decided(f) for f in cell.findings) for cell in cells),
+        recording=sum(any(f.verdict == "RECORDING" for f in cell.findings) for cell in cells),
+        missing=counted["MISSING"],
+        strict=strict,
+        exit_code=verdict.exit_code([cell.verdict for cell in cells], strict),
+    )
+
+
+def _decided(finding: Finding) -> bool:
+    return finding.gate in ("correctness", "limit", "baseline") and finding.verdict in DECIDED
+
+
+def _suite(results: Results, hide: private.Private) -> shape.SuiteView:
+    suite = results.suite
+    gates = dict.fromkeys([*suite.baseline.metrics, *(limit.metric for limit in suite.limits)])
+    return shape.SuiteView(
+        name=suite.name,
+        description=hide.text(suite.description),
+        launches=suite.launches,
+        seed=suite.seed,
+        gates=tuple(gates),
+        tolerance=suite.baseline.tolerance,
+        resolution=suite.baseline.resolution,
+        limits=suite.limits,
+    )
+
+
+def _instance(results: Results, name: str, hide: private.Private) -> shape.InstanceView:
+    asked = results.suite.instance(name)
+    infos = [r.info for r in results.launches if r.instance == name and r.info is not None]
+    found = verdict.treatment_of(results, name)
+    launches = tuple(
+        shape.LaunchView(
+            record.launch,
+            record.attempt,
+            record.launch_s,
+            record.failure_kind,
+            None if record.failure is None else hide.text(record.failure),
+        )
+        for record in results.launches
+        if record.instance == name
+    )
+    shown = fingerprint.Treatment(
+        found.kind,
+        found.version,
+        hide.value(found.args),
+        hide.value(found.env),
+        hide.value(found.settings),
+        hide.value(found.versions),
+        found.commit,
+    )
+    device = infos[-1].device if infos else None
+    return shape.InstanceView(name, asked.model, asked.dtype, device, shown, launches)
+
+
+def _cell(results: Results, cell: Judged, hide: private.Private) -> shape.CellView:
+    unit, direction, definition, samples = _declared(results, cell)
+    worst = cell.findings[0]
+    return shape.CellView(
+        instance=cell.case.instance,
+        model=cell.case.model,
+        workload=cell.case.workload,
+        level=cell.case.level,
+        metric=cell.metric,
+        unit=unit,
+        direction=direction,
+        definition=definition,
+        verdict=cell.verdict,
+        word=verdict.WORDS[cell.verdict],
+        message=hide.text(worst.message),
+        value=cell.value,
+        samples=tuple(
+            shape.SampleView(
+                s.launch, s.value, None if s.reason is None else hide.text(s.reason), not s.invalid
+            )
+            for s in samples
+        ),
+        findings=tuple(_finding(finding, hide) for finding in cell.findings),
+    )
+
+
+def _finding(finding: Finding, hide: private.Private) -> shape.FindingView:
+    return shape.FindingView(
+        gate=finding.gate,
+        verdict=finding.verdict,
+        reason=hide.text(finding.reason),
+        worse_by=finding.worse_by,
+        bound=finding.bound,
+        visible=finding.visible,
+        changed=hide.texts(finding.changed),
+    )
+
+
+Declared = tuple[str | None, Literal["higher", "lower"] | None, str, Sequence[Sample]]
+
+
+def _declared(results: Results, cell: Judged) -> Declared:
+    """Return unit, direction, definition and samples of a cell."""
+    if cell.metric in metrics.ALL:
+        metric = metrics.ALL[cell.metric]
+        samples: Sequence[Sample] = results.samples(cell.case, metric)
+        return metric.unit, metric.direction, metric.definition, samples
+    for step, step_samples in results.step_cells(cell.case.instance).items():
+        if step.name == cell.metric:
+            return step.unit, step.direction, step.definition, step_samples
+    return None, None, "each output token is the reference's choice, within its tolerance", ()
+
+
+def metric_named(cell: shape.CellView, unit: str) -> Metric:
+    """Return a metric to judge a report's cell by, as the report declares it but for the unit."""
+    assert cell.direction is not None
+    return Metric(cell.metric, unit, cell.direction, cell.definition, lambda _: None)

@@ -1,0 +1,228 @@
+"""The shape of report.json, as frozen dataclasses: what is read is checked against them.
+
+docs/report.schema.json says the same to other programs; a test holds the two together. Seconds
+and bytes throughout; what is undefined is None, and null in the file.
+
+Schema history: 1 (2026-11) first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from headway.fingerprint import Machine, Treatment
+from headway.suite import Limit
+from headway.verdict import Gate, Verdict
+
+FORMAT = "headway report"
+SCHEMA = 1
+
+Key = tuple[str, str, str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """The Headway that measured, and the commit of the repository it ran in."""
+
+    version: str
+    commit: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class SuiteView:
+    """What of the suite a reader needs. `gates` names the metrics that a gate is set on."""
+
+    name: str
+    description: str
+    launches: int
+    seed: int
+    gates: tuple[str, ...]
+    tolerance: float
+    resolution: float
+    limits: tuple[Limit, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelView:
+    """A model and the revision of its files."""
+
+    name: str
+    revision: str
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchView:
+    """One life of an engine process; `launch_s` is None when it gave no token."""
+
+    launch: int
+    attempt: int
+    launch_s: float | None
+    failure_kind: str | None
+    failure: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceView:
+    """A named engine: what was put under test, and its launches."""
+
+    name: str
+    model: str
+    dtype: str
+    device: str | None
+    treatment: Treatment
+    launches: tuple[LaunchView, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """The night in numbers.
+
+    `compared` counts cells on which some gate decided, `recording` those whose baseline is not
+    there yet (a cell can be both), `missing` those that were to be measured and have no value.
+    """
+
+    cells: int
+    verdicts: Mapping[str, int]
+    words: Mapping[str, int]
+    compared: int
+    recording: int
+    missing: int
+    strict: bool
+    exit_code: int
+
+
+@dataclass(frozen=True, slots=True)
+class SampleView:
+    """A cell's value in one launch; None with the reason why there is none."""
+
+    launch: int
+    value: float | None
+    reason: str | None
+    valid: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FindingView:
+    """What one gate says of a cell; see `headway.verdict.Finding`."""
+
+    gate: Gate
+    verdict: Verdict
+    reason: str
+    worse_by: float | None
+    bound: float | None
+    visible: float | None
+    changed: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CellView:
+    """One metric of one case. `unit` and `direction` are None for what is no number.
+
+    `value` is the median over launches, None where the cell could not be judged.
+    """
+
+    instance: str
+    model: str
+    workload: str
+    level: str
+    metric: str
+    unit: str | None
+    direction: Literal["higher", "lower"] | None
+    definition: str
+    verdict: Verdict
+    word: str
+    message: str
+    value: float | None
+    samples: tuple[SampleView, ...]
+    findings: tuple[FindingView, ...]
+
+    @property
+    def case_key(self) -> Key:
+        """Return what names the case: instance, model, workload, level."""
+        return (self.instance, self.model, self.workload, self.level)
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """How many answers were completed, and how many of them the reference agrees with."""
+
+    completed: int
+    verified: int
+
+
+@dataclass(frozen=True, slots=True)
+class Requests:
+    """due = completed + failed + in flight; `errors` counts the failed ones by kind."""
+
+    due: int
+    completed: int
+    failed: int
+    in_flight: int
+    errors: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSplit:
+    """What the engine's own stamps say: its time, and what the protocol added to each event."""
+
+    events: int
+    protocol_mean_s: float | None
+    engine_ttft_p50_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunView:
+    """One case measured once within one launch: everything but the requests themselves."""
+
+    launch: int
+    attempt: int
+    started_at: str
+    span_s: float
+    concurrency: int | None
+    rate_per_s: float | None
+    arrivals: str
+    requests: Requests
+    invalid: tuple[str, ...]
+    client: Mapping[str, float]
+    engine: Mapping[str, float]
+    engine_split: EngineSplit | None
+    vllm_bench_serve: Mapping[str, float | int | str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class CaseView:
+    """A case. One with neither workload nor level stands for its instance's launches."""
+
+    instance: str
+    model: str
+    workload: str
+    level: str
+    identity: Mapping[str, str]
+    outputs: Outputs | None
+    runs: tuple[RunView, ...]
+
+    @property
+    def key(self) -> Key:
+        """Return what names the case: instance, model, workload, level."""
+        return (self.instance, self.model, self.workload, self.level)
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One night, judged. `schema` says how to read the rest."""
+
+    format: str
+    schema: int
+    night: str
+    started_at: str
+    finished: bool
+    headway: Tool
+    suite: SuiteView
+    machine: Machine
+    models: tuple[ModelView, ...]
+    instances: tuple[InstanceView, ...]
+    summary: Summary
+    cases: tuple[CaseView, ...]
+    cells: tuple[CellView, ...]

@@ -1,0 +1,222 @@
+"""What every rendering of a report shows: rows per level, headline, problems, the next step."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+from headway import stats, verdict
+from headway.core import Case
+from headway.report import shape, text
+from headway.report.shape import CellView, Document, Key
+from headway.suite import Limit
+from headway.verdict import Verdict
+
+THROUGHPUT = "output_throughput"
+# Nothing in the row is bad and something held: "can't tell yet" of the whole row would mislead.
+RECORDING_WORD = "OK, recording"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One engine at one level. Latencies are medians in seconds; None where nothing was judged.
+
+    `ratio` is output throughput over the first engine's of the level, the median over launches;
+    None for the first engine itself. `required` is a limit on that ratio, as text.
+    """
+
+    instance: str
+    model: str
+    output_throughput: float | None
+    ratio: float | None
+    required: str
+    ttft_s: float | None
+    tpot_s: float | None
+    e2el_s: float | None
+    due: int
+    completed: int
+    outputs: shape.Outputs | None
+    verdict: Verdict
+    word: str
+
+    @property
+    def success(self) -> str:
+        """Return completed requests of all that were due."""
+        return f"{self.completed}/{self.due}" if self.due else text.NOTHING
+
+    @property
+    def verified(self) -> str:
+        """Return outputs that the reference agrees with, of all completed ones."""
+        if self.outputs is None or not self.outputs.completed:
+            return text.NOTHING
+        return f"{self.outputs.verified}/{self.outputs.completed}"
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The engines of one workload and level, in the suite's order."""
+
+    workload: str
+    level: str
+    rows: tuple[Row, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One reason, with every metric of the case that it holds for."""
+
+    verdict: Verdict
+    case: str
+    metrics: tuple[str, ...]
+    reason: str
+    changed: tuple[str, ...] = ()
+
+    @property
+    def line(self) -> str:
+        """Return the problem in one line, the verdict first."""
+        return f"{self.verdict} {self.case} {text.few(list(self.metrics))}: {self.reason}"
+
+
+def groups(document: Document) -> tuple[Group, ...]:
+    """Return the table: one group per workload and level, one row per engine."""
+    cells: dict[Key, dict[str, CellView]] = {}
+    for cell in document.cells:
+        cells.setdefault(cell.case_key, {})[cell.metric] = cell
+    found: dict[tuple[str, str], list[Row]] = {}
+    first: dict[tuple[str, str], Key] = {}
+    for case in document.cases:
+        if case.level:
+            place = (case.workload, case.level)
+            base = first.setdefault(place, case.key)
+            row = _row(document, case, cells.get(case.key, {}), cells.get(base, {}), base)
+            found.setdefault(place, []).append(row)
+    return tuple(Group(*place, tuple(rows)) for place, rows in found.items())
+
+
+def _row(
+    document: Document,
+    case: shape.CaseView,
+    cells: Mapping[str, CellView],
+    base: Mapping[str, CellView],
+    base_key: Key,
+) -> Row:
+    def value(metric: str) -> float | None:
+        return cells[metric].value if metric in cells else None
+
+    first = case.key == base_key
+    worst, word = _row_verdict(cells.values())
+    return Row(
+        instance=case.instance,
+        model=case.model,
+        output_throughput=value(THROUGHPUT),
+        ratio=None if first else _ratio(cells.get(THROUGHPUT), base.get(THROUGHPUT)),
+        required="" if first else _required(document.suite.limits, case, base_key[0]),
+        ttft_s=value("ttft_p50"),
+        tpot_s=value("tpot_p50"),
+        e2el_s=value("e2el_p50"),
+        due=sum(run.requests.due for run in case.runs),
+        completed=sum(run.requests.completed for run in case.runs),
+        outputs=case.outputs,
+        verdict=worst,
+        word=word,
+    )
+
+
+def _ratio(cell: CellView | None, base: CellView | None) -> float | None:
+    """Compare launch by launch, as the ratio limits do."""
+    if cell is None or base is None or cell.value is None or base.value is None:
+        return None
+    theirs = {s.launch: s.value for s in base.samples if s.value}
+    ratios = [s.value / theirs[s.launch] for s in cell.samples if s.value and theirs.get(s.launch)]
+    return stats.median(ratios)
+
+
+def _required(limits: Collection[Limit], case: shape.CaseView, base: str) -> str:
+    on = Case(case.instance, case.model, case.workload, case.level)
+    bounds = []
+    for limit in limits:
+        if limit.metric == THROUGHPUT and limit.over in (base, "*") and limit.covers(on):
+            bounds += [] if limit.min is None else [f"min {limit.min:g}"]
+            bounds += [] if limit.max is None else [f"max {limit.max:g}"]
+    return ", ".join(bounds)
+
+
+def _row_verdict(cells: Collection[CellView]) -> tuple[Verdict, str]:
+    verdicts = [cell.verdict for cell in cells]
+    worst: Verdict = min(verdicts, key=verdict.ORDER.index, default="MISSING")
+    held = any(f.verdict == "PASS" and f.gate != "watch" for c in cells for f in c.findings)
+    if worst == "RECORDING" and held:
+        return worst, RECORDING_WORD
+    return worst, verdict.WORDS[worst]
+
+
+def headline(document: Document) -> str:
+    """Return the counts by the words that people read, worst first: `1 SLOWER, 31 OK`."""
+    words = dict.fromkeys(verdict.WORDS[name] for name in verdict.ORDER)
+    counts = document.summary.words
+    parts = [f"{counts[word]} {word}" for word in words if counts.get(word)]
+    return ", ".join(parts) or "nothing was judged"
+
+
+def problems(document: Document, *verdicts: Verdict) -> tuple[Problem, ...]:
+    """Return every finding with one of the verdicts, worst first, equal reasons in one."""
+    several_models = len({case.model for case in document.cases}) > 1
+    found: dict[tuple[Verdict, str, str], tuple[list[str], tuple[str, ...]]] = {}
+    for cell, finding in _findings(document):
+        if finding.verdict in verdicts:
+            name = Case(cell.instance, cell.model, cell.workload, cell.level).name
+            name += f" ({cell.model})" if several_models else ""
+            key = (finding.verdict, name, finding.reason)
+            found.setdefault(key, ([], finding.changed))[0].append(cell.metric)
+    made = [
+        Problem(key[0], key[1], tuple(metrics), key[2], changed)
+        for key, (metrics, changed) in found.items()
+    ]
+    return tuple(sorted(made, key=lambda problem: verdict.ORDER.index(problem.verdict)))
+
+
+def _findings(document: Document) -> Iterator[tuple[CellView, shape.FindingView]]:
+    for cell in document.cells:
+        for finding in cell.findings:
+            yield cell, finding
+
+
+def launch_cells(document: Document) -> tuple[CellView, ...]:
+    """Return the cells of launches as a whole: launch time and engine steps."""
+    return tuple(cell for cell in document.cells if not cell.level)
+
+
+def machine(document: Document) -> str:
+    """Return the machine in one line."""
+    m = document.machine
+    parts = [m.device, f"{m.memory_bytes / 2**30:.0f} GiB", m.os]
+    parts += [f"driver {m.gpu_driver}"] if m.gpu_driver else []
+    parts += ["in a container"] if m.container else []
+    return ", ".join(parts)
+
+
+def next_step(document: Document, run: str) -> str:
+    """Say what to do now; `run` is the run's folder as the user would type it."""
+    counts = document.summary.verdicts
+    propose = f"headway baseline propose {run}"
+    if not document.finished:
+        return "The night is not finished: start it again and it resumes where it stopped."
+    if counts.get("WRONG"):
+        return "Next: outputs are wrong, so no speed counts; see the tokens named above."
+    if counts.get("REGRESSION"):
+        return f"Next: find what got slower; if intended: {propose}"
+    if counts.get("LIMIT"):
+        return "Next: find what fails its limit; if the limit is wrong, change it in the suite."
+    if counts.get("INCOMPATIBLE"):
+        return f"Next: if the change is intended: {propose}"
+    if counts.get("MISSING"):
+        return "Next: see why values are missing; the engines' logs are in the run's folder."
+    if counts.get("INVALID"):
+        return "Next: the machine or the client was at fault; measure again when it is quiet."
+    if document.summary.recording:
+        return f"Next: record a baseline: {propose}"
+    if counts.get("INCONCLUSIVE"):
+        return "Next: more launches in the suite make smaller changes visible."
+    if counts.get("IMPROVEMENT"):
+        return f"Next: keep what was won, record it: {propose}"
+    return "Next: nothing to do."

@@ -1,0 +1,131 @@
+"""Everything that one night left in its journal, and the samples that a cell draws from it.
+
+The unit of replication is the launch: a cell has one sample per launch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from headway import metrics, stats
+from headway.core import Case, LaunchRecord, Run, StepTiming, Verification
+from headway.fingerprint import Machine
+from headway.metrics import Metric
+from headway.suite import Suite
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What the night knows of a model without loading it."""
+
+    name: str
+    revision: str
+    vocab_size: int
+    special_ids: tuple[int, ...] = ()
+    context_length: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """One sample of the reference's own `generate`: the continuation of a Run's prompt."""
+
+    prompt_key: str
+    output: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A cell's value in one launch; None with the reason why there is none."""
+
+    launch: int
+    value: float | None
+    reason: str | None = None
+    invalid: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """One night. `expected` names what was to be measured: (instance, launch, case name)."""
+
+    night: str
+    suite: Suite
+    machine: Machine
+    started_at: str
+    finished: bool
+    models: Mapping[str, ModelFacts]
+    expected: tuple[tuple[str, int, str], ...] = ()
+    commit: str | None = None
+    runs: tuple[Run, ...] = ()
+    launches: tuple[LaunchRecord, ...] = ()
+    steps: tuple[StepTiming, ...] = ()
+    verifications: Mapping[str, Verification] = field(default_factory=dict)
+    generated: tuple[Generated, ...] = ()
+
+    def runs_of(self, case: Case) -> dict[int, Run]:
+        """Return the last attempt of each launch of a case."""
+        chosen: dict[int, Run] = {}
+        for run in self.runs:
+            if run.case == case and run.attempt >= chosen.get(run.launch, run).attempt:
+                chosen[run.launch] = run
+        return chosen
+
+    def launch_of(self, instance: str, launch: int) -> LaunchRecord | None:
+        """Return the last attempt of a launch."""
+        tries = [r for r in self.launches if r.instance == instance and r.launch == launch]
+        return max(tries, key=lambda record: record.attempt, default=None)
+
+    def launch_case(self, instance: str) -> Case:
+        """Return the case that stands for an instance's launches as a whole."""
+        return Case(instance, self.suite.instance(instance).model, "", "")
+
+    def samples(self, case: Case, metric: Metric) -> tuple[Sample, ...]:
+        """Return one sample per launch that was to be measured, in order."""
+        if metric is metrics.LAUNCH_TIME:
+            return self._launch_samples(case.instance)
+        wanted = [
+            launch
+            for instance, launch, name in self.expected
+            if instance == case.instance and name == case.name
+        ]
+        runs = self.runs_of(case)
+        return tuple(self._sample(case, metric, launch, runs.get(launch)) for launch in wanted)
+
+    def _sample(self, case: Case, metric: Metric, launch: int, run: Run | None) -> Sample:
+        if run is None:
+            return Sample(launch, None, self.why_missing(case, launch))
+        value = metric.of_run(run)
+        reason = None if value is not None else f"{metric.name} is undefined in this Run"
+        return Sample(launch, value, reason, run.invalid)
+
+    def why_missing(self, case: Case, launch: int) -> str:
+        """Return one sentence on why a case has no Run in a launch."""
+        record = self.launch_of(case.instance, launch)
+        if record is None:
+            return f"launch {launch} of {case.instance} was never started"
+        if record.failure is not None:
+            return f"launch {launch} of {case.instance} failed: {record.failure}"
+        return f"launch {launch} of {case.instance} ended before this level"
+
+    def _launch_samples(self, instance: str) -> tuple[Sample, ...]:
+        """Return launch times, one per launch."""
+        samples = []
+        for launch in sorted({number for name, number, _ in self.expected if name == instance}):
+            record = self.launch_of(instance, launch)
+            value = record.launch_s if record else None
+            reason = None
+            if value is None:
+                reason = self.why_missing(self.launch_case(instance), launch)
+            samples.append(Sample(launch, value, reason))
+        return tuple(samples)
+
+    def step_cells(self, instance: str) -> dict[Metric, tuple[Sample, ...]]:
+        """Return the median step time per launch, for each phase and batch that was timed."""
+        cells: dict[str, tuple[Metric, list[Sample]]] = {}
+        for step in self.steps:
+            if step.instance != instance or not step.seconds:
+                continue
+            metric = metrics.step_metric(step.phase, step.batch)
+            value = stats.median(step.seconds)
+            cells.setdefault(metric.name, (metric, []))[1].append(Sample(step.launch, value))
+        return {metric: tuple(samples) for metric, samples in cells.values()}

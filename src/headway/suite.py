@@ -1,0 +1,398 @@
+"""The TOML that says what a night runs on, checked whole before anything starts.
+
+Text becomes frozen dataclasses here, once. Every error is one sentence that names the file, the
+key, the value and what is allowed.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from headway import arrivals, stats
+from headway.core import Case, Level
+from headway.tables import Reader, read
+from headway.tables import SuiteError as SuiteError
+from headway.workload import MIN_RECALL_TOKENS, Prompts
+
+DTYPES = ("float32", "bfloat16", "float16")
+PROMPT_KINDS = ("uniform", "recall")
+# (metric family, percentile) of names such as ttft_p99; metrics.TABLE has the whole list, and the
+# plan checks names against it.
+PERCENTILE = re.compile(r"_p(\d+)$")
+MIN_REQUESTS_PER_SLOT = 4
+MIN_OPEN_REQUESTS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """A named engine of a suite: kind, arguments, environment."""
+
+    name: str
+    kind: str
+    model: str
+    dtype: str
+    args: Mapping[str, Any] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)
+    python: str | None = None
+    port: int | None = None
+    start_timeout_s: float = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Prompts, and the levels of load they are sent at."""
+
+    prompts: Prompts
+    levels: tuple[Level, ...]
+
+    @property
+    def name(self) -> str:
+        """The name that tests and files use."""
+        return self.prompts.name
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """A bound that a person set on a metric, or on its ratio to another instance's.
+
+    None in `engine`, `workload` or `level` stands for all of them; `over = "*"` compares with
+    each of the other instances in turn.
+    """
+
+    metric: str
+    engine: str | None = None
+    over: str | None = None
+    workload: str | None = None
+    level: str | None = None
+    min: float | None = None
+    max: float | None = None
+
+    def covers(self, case: Case) -> bool:
+        """Whether the bound is on this case."""
+        wanted = (
+            (self.engine, case.instance),
+            (self.workload, case.workload),
+            (self.level, case.level),
+        )
+        return case.instance != self.over and all(want in (None, got) for want, got in wanted)
+
+
+# What gates in every suite that does not say otherwise: all requests answered, counts right.
+ALWAYS = (Limit("success_rate", min=1.0), Limit("token_accuracy", min=1.0))
+
+
+@dataclass(frozen=True, slots=True)
+class BaselineGate:
+    """When a stored baseline may speak, and how far a cell may move before it does."""
+
+    metrics: tuple[str, ...] = ("output_throughput", "ttft_p50", "tpot_p50")
+    tolerance: float = 0.05
+    resolution: float = 0.10
+    min_launches: int = 10
+    min_nights: int = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """Everything that one night measures."""
+
+    name: str
+    path: str
+    description: str
+    seed: int
+    launches: int
+    budget_minutes: float
+    level_timeout_s: float
+    idle_timeout_s: float
+    step_batches: tuple[int, ...]
+    instances: tuple[Instance, ...]
+    workloads: tuple[Workload, ...]
+    limits: tuple[Limit, ...]
+    baseline: BaselineGate
+
+    def instance(self, name: str) -> Instance:
+        """Return the instance of that name."""
+        return next(i for i in self.instances if i.name == name)
+
+    def workload(self, name: str) -> Workload:
+        """Return the workload of that name."""
+        return next(w for w in self.workloads if w.name == name)
+
+    def cases(self) -> tuple[Case, ...]:
+        """Return every case: instance × workload × level."""
+        return tuple(
+            Case(i.name, i.model, w.name, level.name)
+            for i in self.instances
+            for w in self.workloads
+            for level in w.levels
+        )
+
+
+def _always(suite: Suite) -> tuple[Limit, ...]:
+    """Return what gates by default, for each case on which the suite sets no such limit itself."""
+    cases, found = suite.cases(), []
+    for always in ALWAYS:
+        own = [one for one in suite.limits if one.metric == always.metric and one.over is None]
+        open_cases = [case for case in cases if not any(limit.covers(case) for limit in own)]
+        if len(open_cases) == len(cases):
+            found.append(always)
+        else:
+            found += [
+                replace(always, engine=case.instance, workload=case.workload, level=case.level)
+                for case in open_cases
+            ]
+    return tuple(found)
+
+
+def load(path: Path, overrides: Sequence[str] = ()) -> Suite:
+    """Read a suite; `overrides` are `dotted.key=value` with a TOML value."""
+    return _Reader(str(path)).suite(path.stem, read(path, overrides))
+
+
+def find(name: str, folders: Iterable[Path]) -> Path:
+    """Return the file of a suite given by name or path; the first folder that has it wins."""
+    if name.endswith(".toml"):
+        return Path(name)
+    folders = list(folders)
+    for folder in folders:
+        if (folder / f"{name}.toml").is_file():
+            return folder / f"{name}.toml"
+    known = sorted({p.stem for folder in folders for p in folder.glob("*.toml")})
+    hint = difflib.get_close_matches(name, known, 1)
+    raise SuiteError(
+        f"there is no suite {name!r}; known: {', '.join(known) or 'none'}"
+        + (f" (did you mean {hint[0]}?)" if hint else "")
+    )
+
+
+def _gates(limits: Sequence[Limit], baseline: BaselineGate, workload: str, level: str) -> list[str]:
+    """Return the metrics that gate at a level of a workload."""
+    limited = [
+        limit.metric
+        for limit in limits
+        if limit.workload in (None, workload) and limit.level in (None, level)
+    ]
+    return [*limited, *baseline.metrics]
+
+
+GatesOf = Callable[[str], Sequence[str]]
+
+
+class _Reader(Reader):
+    """Reads the tables of a suite."""
+
+    def suite(self, name: str, table: Mapping[str, Any]) -> Suite:
+        self.known("", table, ("suite", "engine", "workload", "limit", "baseline"))
+        top = self.get("", table, "suite", dict, {})
+        self.known("suite", top, _SUITE_KEYS)
+        engines = self.get("", table, "engine", dict, {})
+        workloads = self.get("", table, "workload", dict, {})
+        if not engines or not workloads:
+            missing = "[engine.NAME]" if not engines else "[workload.NAME]"
+            raise self.fail(missing, "is missing: the suite selects nothing")
+        limits = [self.limit(i, t) for i, t in enumerate(self.tables(table, "limit"))]
+        baseline = self.baseline(self.get("", table, "baseline", dict, {}))
+        dtype = self.get("suite", top, "dtype", str, "float32")
+        common = (
+            self.get("suite", top, "model", str, "smollm2_135m"),
+            self.choice("suite.dtype", dtype, DTYPES),
+        )
+        suite = Suite(
+            name=self.name("the file name", name),
+            path=self.path,
+            description=self.get("suite", top, "description", str, ""),
+            seed=self.get("suite", top, "seed", int, 1),
+            launches=self.positive("suite", top, "launches", int, 2),
+            budget_minutes=self.positive("suite", top, "budget_minutes", float, 60.0),
+            level_timeout_s=self.positive("suite", top, "level_timeout_s", float, 1800.0),
+            idle_timeout_s=self.positive("suite", top, "idle_timeout_s", float, 120.0),
+            step_batches=self.step_batches(top),
+            instances=tuple(self.instance(n, t, *common) for n, t in engines.items()),
+            workloads=tuple(
+                self.workload(n, t, partial(_gates, limits, baseline, n))
+                for n, t in workloads.items()
+            ),
+            limits=tuple(limits),
+            baseline=baseline,
+        )
+        self._check_references(suite)
+        return replace(suite, limits=suite.limits + _always(suite))
+
+    def step_batches(self, top: Mapping[str, Any]) -> tuple[int, ...]:
+        batches = self.get("suite", top, "step_batches", list, [])
+        if not all(type(b) is int and b > 0 for b in batches):
+            raise self.fail("suite.step_batches", f"is {batches!r}; it must be whole numbers > 0")
+        return tuple(batches)
+
+    def instance(self, name: str, table: Any, model: str, dtype: str) -> Instance:
+        where = f"engine.{name}"
+        if not isinstance(table, dict):
+            raise self.fail(where, f"is {table!r}; it must be a table")
+        self.known(where, table, _ENGINE_KEYS)
+        kind = self.get(where, table, "kind", str, None)
+        if kind is None:
+            raise self.fail(f"{where}.kind", "is missing")
+        dtype = self.get(where, table, "dtype", str, dtype)
+        env = self.get(where, table, "env", dict, {})
+        if not all(isinstance(value, str) for value in env.values()):
+            raise self.fail(f"{where}.env", "must hold strings only")
+        return Instance(
+            name=self.name(where, name),
+            kind=kind,
+            model=self.get(where, table, "model", str, model),
+            dtype=self.choice(f"{where}.dtype", dtype, DTYPES),
+            args=self.get(where, table, "args", dict, {}),
+            env=env,
+            python=self.get(where, table, "python", str, None),
+            port=self.positive(where, table, "port", int, None, most=65535),
+            start_timeout_s=self.positive(where, table, "start_timeout_s", float, 600.0),
+        )
+
+    def workload(self, name: str, table: Any, gates: GatesOf) -> Workload:
+        where = f"workload.{name}"
+        if not isinstance(table, dict):
+            raise self.fail(where, f"is {table!r}; it must be a table")
+        self.known(where, table, _WORKLOAD_KEYS)
+        kind = self.get(where, table, "prompts", str, "uniform")
+        self.choice(f"{where}.prompts", kind, PROMPT_KINDS)
+        prompts = Prompts(
+            name=self.name(where, name),
+            prompt_tokens=self.positive(where, table, "prompt_tokens", int, 128),
+            output_tokens=self.positive(where, table, "output_tokens", int, 64),
+            kind=kind,
+        )
+        if kind == "recall" and prompts.prompt_tokens < MIN_RECALL_TOKENS:
+            raise self.fail(
+                f"{where}.prompt_tokens",
+                f"is {prompts.prompt_tokens}; recall prompts have at least {MIN_RECALL_TOKENS}",
+            )
+        asked = self.positive(where, table, "requests", int, None)
+        levels = [
+            self._closed(where, c, asked, gates) for c in self.numbers(where, table, "concurrency")
+        ]
+        process = self.get(where, table, "arrivals", str, "poisson")
+        self.choice(f"{where}.arrivals", process, arrivals.PROCESSES)
+        levels += [
+            self._open(where, rate, process, asked, gates)
+            for rate in self.numbers(where, table, "rate_per_s")
+        ]
+        if not levels:
+            raise self.fail(where, "has neither concurrency nor rate_per_s: it selects nothing")
+        names = [level.name for level in levels]
+        for twice in (name for name in names if names.count(name) > 1):
+            raise self.fail(where, f"has two levels with the name {twice}")
+        return Workload(prompts, tuple(levels))
+
+    def _floor(self, where: str, gates: Sequence[str], asked: int | None) -> int:
+        """Return the requests a level needs for every gate; refuse an explicit number below it."""
+        floor = 1
+        for metric in gates:
+            match = PERCENTILE.search(metric)
+            need = stats.min_samples(float(match[1])) if match and int(match[1]) < 100 else 1
+            if asked is not None and asked < need:
+                raise self.fail(
+                    f"{where}.requests",
+                    f"is {asked}; the gate on {metric} needs at least {need} requests a level",
+                )
+            floor = max(floor, need)
+        return floor
+
+    def _closed(self, where: str, concurrency: Any, asked: int | None, gates: GatesOf) -> Level:
+        if type(concurrency) is not int:
+            raise self.fail(f"{where}.concurrency", f"holds {concurrency!r}; whole numbers only")
+        need = MIN_REQUESTS_PER_SLOT * concurrency
+        if asked is not None and asked < need:
+            raise self.fail(
+                f"{where}.requests",
+                f"is {asked}; concurrency {concurrency} needs at least {need} (4 a slot)",
+            )
+        name = f"c{concurrency}"
+        floor = self._floor(where, gates(name), asked)
+        return Level(name, asked or max(need, floor), concurrency=concurrency)
+
+    def _open(
+        self, where: str, rate: float, process: str, asked: int | None, gates: GatesOf
+    ) -> Level:
+        name = self.name(f"{where}.rate_per_s", f"r{rate:g}")
+        count = max(self._floor(where, gates(name), asked), MIN_OPEN_REQUESTS)
+        return Level(name, asked or count, rate_per_s=float(rate), arrivals=process)
+
+    def limit(self, index: int, table: Mapping[str, Any]) -> Limit:
+        where = f"limit[{index}]"
+        self.known(where, table, _LIMIT_KEYS)
+        metric = self.get(where, table, "metric", str, None)
+        if metric is None:
+            raise self.fail(f"{where}.metric", "is missing")
+        low = self.get(where, table, "min", float, None)
+        high = self.get(where, table, "max", float, None)
+        if low is None and high is None:
+            raise self.fail(where, "has neither min nor max: it limits nothing")
+        if low is not None and high is not None and low > high:
+            raise self.fail(where, f"has min {low:g} above max {high:g}: nothing can meet it")
+        texts = {k: self.get(where, table, k, str, None) for k in ("engine", "over", "workload")}
+        level = self.get(where, table, "level", str, None)
+        return Limit(metric, level=level, min=low, max=high, **texts)
+
+    def baseline(self, table: Mapping[str, Any]) -> BaselineGate:
+        self.known("baseline", table, _BASELINE_KEYS)
+        default = BaselineGate()
+        metrics = self.get("baseline", table, "metrics", list, list(default.metrics))
+        if not all(isinstance(metric, str) for metric in metrics):
+            raise self.fail("baseline.metrics", f"is {metrics!r}; it must be a list of names")
+        return BaselineGate(
+            tuple(metrics),
+            self.positive("baseline", table, "tolerance", float, default.tolerance),
+            self.positive("baseline", table, "resolution", float, default.resolution),
+            self.positive("baseline", table, "min_launches", int, default.min_launches),
+            self.positive("baseline", table, "min_nights", int, default.min_nights),
+        )
+
+    def _check_references(self, suite: Suite) -> None:
+        engines = [i.name for i in suite.instances]
+        workloads = [w.name for w in suite.workloads]
+        levels = sorted({level.name for w in suite.workloads for level in w.levels})
+        for index, limit in enumerate(suite.limits):
+            where = f"limit[{index}]"
+            for key, value, allowed in (
+                ("engine", limit.engine, engines),
+                ("over", limit.over, [*engines, "*"]),
+                ("workload", limit.workload, workloads),
+                ("level", limit.level, levels),
+            ):
+                if value is not None:
+                    self.choice(f"{where}.{key}", value, allowed)
+            if not any(limit.covers(case) for case in suite.cases()):
+                raise self.fail(where, f"on {limit.metric} covers no case: it limits nothing")
+            if limit.over == "*" and len(engines) < 2:
+                raise self.fail(f"{where}.over", "is '*' in a suite of one engine: nothing to hold")
+
+
+_SUITE_KEYS = (
+    "description",
+    "seed",
+    "model",
+    "dtype",
+    "launches",
+    "budget_minutes",
+    "level_timeout_s",
+    "idle_timeout_s",
+    "step_batches",
+)
+_ENGINE_KEYS = ("kind", "model", "dtype", "args", "env", "python", "port", "start_timeout_s")
+_WORKLOAD_KEYS = (
+    "prompts",
+    "prompt_tokens",
+    "output_tokens",
+    "concurrency",
+    "rate_per_s",
+    "arrivals",
+    "requests",
+)
+_LIMIT_KEYS = ("metric", "engine", "over", "workload", "level", "min", "max")
+_BASELINE_KEYS = ("metrics", "tolerance", "resolution", "min_launches", "min_nights")

@@ -1,0 +1,170 @@
+"""May this Run be judged? Looks at the accounting, the client and the schedule, never at speed.
+
+A reason given here makes the Run INVALID: the instrument or the machine failed, or the books do
+not balance. What the engine failed at counts against its success rate instead.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator
+
+from headway import metrics, stats
+from headway.core import RequestRecord, Run
+
+# A sum of float gaps and a difference of floats agree to rounding, not to the bit.
+ROUNDING_S = 1e-6
+MAX_LOOP_LAG_P99_S = 0.050
+# A late send matters by what it adds to what is measured: a share of the typical TTFT for the
+# typical request, of the typical E2EL for the worst.
+MAX_SEND_LAG_P50_S, MAX_SEND_LAG_P50_OF_TTFT = 0.002, 0.05
+MAX_SEND_LAG_P99_S, MAX_SEND_LAG_P99_OF_E2EL = 0.050, 0.5
+MIN_ACHIEVED_RATE = 0.95
+# Little's law over a finite window holds to a few percent: requests stand across its edges.
+LITTLE_TOLERANCE = 1.05
+
+
+def problems(run: Run) -> tuple[str, ...]:
+    """Return one sentence per reason why the Run cannot be judged; empty when it can."""
+    found = [*_accounting(run), *_clocks(run), *_little(run), *_client(run), *_schedule(run)]
+    return tuple(found)
+
+
+def _accounting(run: Run) -> Iterator[str]:
+    """completed + failed + in flight = sent; and one record for each request asked for."""
+    if len(run.records) != run.level.num_requests:
+        yield f"{len(run.records)} records of {run.level.num_requests} requests"
+    if len({record.index for record in run.records}) != len(run.records):
+        yield "two records carry the same request number"
+    yield from _few(
+        f"request {record.index} neither ended nor failed"
+        for record in run.records
+        if record.ended_s is None and record.error is None
+    )
+    yield from _few(
+        f"the client failed on request {record.index}: {record.error.message}"
+        for record in run.records
+        if record.error is not None and record.error.origin == "client"
+    )
+    most = _most_in_flight(run)
+    if run.level.concurrency is not None and most > run.level.concurrency:
+        yield f"{most} requests were in flight at once, {run.level.concurrency} were asked for"
+
+
+def _few(reasons: Iterable[str]) -> Iterator[str]:
+    """Let the first pass and count the others, of the same kind: what broke one breaks hundreds."""
+    found = list(reasons)
+    if found:
+        yield found[0] + (f" (and {len(found) - 1} more)" if len(found) > 1 else "")
+
+
+def _most_in_flight(run: Run) -> int:
+    steps = []
+    for record in run.records:
+        if record.sent_s is not None:
+            ended_s = run.span_s if record.ended_s is None else record.ended_s
+            steps += [(record.sent_s, 1), (ended_s, -1)]
+    # Where one ends as another begins, the end sorts first.
+    return max(itertools.accumulate(step for _, step in sorted(steps)), default=0)
+
+
+def _clocks(run: Run) -> Iterator[str]:
+    """No time runs backwards, and Σ ITL = E2EL − TTFT for each request."""
+    reasons = ((record.index, _clock_problem(record)) for record in run.records)
+    yield from _few(f"request {index}: {reason}" for index, reason in reasons if reason)
+
+
+def _clock_problem(record: RequestRecord) -> str | None:
+    times = [record.due_s]
+    times += [] if record.sent_s is None else [record.sent_s]
+    times += [event.at_s for event in record.events]
+    times += [] if record.ended_s is None else [record.ended_s]
+    if any(not math.isfinite(at) for at in times):
+        return "a time stamp is not a finite number"
+    if any(later < earlier for earlier, later in itertools.pairwise(times)):
+        return "its stamps are not in order (due, sent, events, end)"
+    ttft, e2el = metrics.ttft_s(record), metrics.e2el_s(record)
+    if ttft is None or e2el is None:
+        return None
+    gap_sum = math.fsum(metrics.itl_s(record))
+    if abs(gap_sum - (e2el - ttft)) > ROUNDING_S:
+        return f"the gaps sum to {gap_sum} s, E2EL - TTFT is {e2el - ttft} s"
+    return _engine_clock_problem(record)
+
+
+def _engine_clock_problem(record: RequestRecord) -> str | None:
+    """The engine's stamps are of the same clock: in order, and between the send and the arrival."""
+    stamps = [event.engine_at_s for event in record.events if event.engine_at_s is not None]
+    if record.engine_arrived_s is not None:
+        if record.sent_s is not None and record.engine_arrived_s < record.sent_s:
+            early = record.sent_s - record.engine_arrived_s
+            return f"it arrived at the engine {early:.6f} s before it was sent"
+        stamps.insert(0, record.engine_arrived_s)
+    late = max(
+        (e.engine_at_s - e.at_s for e in record.events if e.engine_at_s is not None), default=0
+    )
+    if late > 0:
+        return f"a token arrived {late:.6f} s before it left the engine"
+    if any(later < earlier for earlier, later in itertools.pairwise(stamps)):
+        return "the engine's stamps are not in order"
+    return None
+
+
+def _little(run: Run) -> Iterator[str]:
+    """Output throughput ≤ concurrency / TPOT: each slot makes one token per TPOT at best.
+
+    In sums, so that it holds for requests of any lengths and events of any number of tokens: a slot
+    is busy with a request from its first to its last event at least.
+    """
+    throughput, window = metrics.output_throughput(run), metrics.steady_window(run)
+    if run.level.concurrency is None or throughput is None or window is None:
+        return
+    done = [r for r in run.records if r.completed and r.events]
+    # By the events, as the throughput is: a usage that disagrees is the engine's mistake, not ours.
+    tokens = metrics.tokens_between(done, -math.inf, math.inf)
+    busy_s = math.fsum(r.events[-1].at_s - r.events[0].at_s for r in done)
+    if not (tokens and busy_s > 0):
+        return
+    most = run.level.concurrency * tokens / busy_s
+    # At an edge of the window a slot may show one token more than its share of the time.
+    edge = run.level.concurrency / (window[1] - window[0])
+    if throughput > most * LITTLE_TOLERANCE + edge:
+        tpot = stats.mean([v for v in map(metrics.tpot_s, done) if v is not None]) or 0.0
+        yield (
+            f"{throughput:.1f} tokens/s with {run.level.concurrency} in flight and a TPOT of "
+            f"{tpot * 1e3:.2f} ms: at most {most:.1f} is possible"
+        )
+
+
+def _client(run: Run) -> Iterator[str]:
+    lag = run.client.get("loop_lag_p99_s")
+    if lag is not None and lag > MAX_LOOP_LAG_P99_S:
+        yield (
+            f"the client woke up late by {lag * 1e3:.1f} ms (p99); "
+            f"beyond {MAX_LOOP_LAG_P99_S * 1e3:.0f} ms it measures itself"
+        )
+
+
+def _schedule(run: Run) -> Iterator[str]:
+    """Requests left when they were due, at the rate that was asked for."""
+    lags = [r.sent_s - r.due_s for r in run.records if r.sent_s is not None and r.error is None]
+    ttft = stats.median([v for v in map(metrics.ttft_s, run.records) if v is not None]) or 0.0
+    e2el = stats.median([v for v in map(metrics.e2el_s, run.records) if v is not None]) or 0.0
+    for q, most in (
+        (50, max(MAX_SEND_LAG_P50_S, MAX_SEND_LAG_P50_OF_TTFT * ttft)),
+        (99, max(MAX_SEND_LAG_P99_S, MAX_SEND_LAG_P99_OF_E2EL * e2el)),
+    ):
+        lag = stats.percentile(lags, q)
+        if lag is not None and lag > most:
+            yield (
+                f"requests left {lag * 1e3:.1f} ms after they were due (p{q}); "
+                f"at most {most * 1e3:.1f} ms leaves the latencies meaningful"
+            )
+    if run.level.rate_per_s is None or len(run.records) < 2:
+        return
+    due = max(r.due_s for r in run.records)
+    left = max((r.sent_s for r in run.records if r.sent_s is not None), default=0.0)
+    # A schedule of milliseconds, or all at once, is not late by less than a send may be.
+    if left - due > MAX_SEND_LAG_P99_S and due < MIN_ACHIEVED_RATE * left:
+        yield f"the schedule took {left:.3f} s instead of {due:.3f} s"

@@ -1,0 +1,46 @@
+"""Samples and gates → findings. Pure: judging a night again gives the same findings.
+
+Each gate on a cell gives one Finding; a cell's verdict is its worst finding, with one exception:
+a limit that was compared and held outweighs a baseline that is not there yet.
+"""
+
+from headway.verdict.finding import (
+    EQUALITY,
+    FAILS,
+    ORDER,
+    WAITS,
+    WORDS,
+    Finding,
+    Gate,
+    Judged,
+    Verdict,
+    exit_code,
+    shown,
+    worst,
+)
+from headway.verdict.judging import applicable, judge, judge_cell, judge_equality
+from headway.verdict.stored import Load, against
+from headway.verdict.subject import identity_of, treatment_of
+
+__all__ = [
+    "EQUALITY",
+    "FAILS",
+    "ORDER",
+    "WAITS",
+    "WORDS",
+    "Finding",
+    "Gate",
+    "Judged",
+    "Load",
+    "Verdict",
+    "against",
+    "applicable",
+    "exit_code",
+    "identity_of",
+    "judge",
+    "judge_cell",
+    "judge_equality",
+    "shown",
+    "treatment_of",
+    "worst",
+]

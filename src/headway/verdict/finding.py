@@ -1,0 +1,133 @@
+"""What a gate can say: verdicts, the words for them, findings, and what they amount to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from headway.core import Case
+
+Verdict = Literal[
+    "WRONG",
+    "REGRESSION",
+    "LIMIT",
+    "MISSING",
+    "INCOMPATIBLE",
+    "INVALID",
+    "INCONCLUSIVE",
+    "MUTED",
+    "RECORDING",
+    "IMPROVEMENT",
+    "PASS",
+]
+# Worst first.
+ORDER: tuple[Verdict, ...] = (
+    "WRONG",
+    "REGRESSION",
+    "LIMIT",
+    "MISSING",
+    "INCOMPATIBLE",
+    "INVALID",
+    "INCONCLUSIVE",
+    "MUTED",
+    "RECORDING",
+    "IMPROVEMENT",
+    "PASS",
+)
+# What a person reads.
+WORDS: dict[Verdict, str] = {
+    "WRONG": "WRONG OUTPUT",
+    "REGRESSION": "SLOWER",
+    "LIMIT": "SLOWER",
+    "MISSING": "CAN'T COMPARE",
+    "INCOMPATIBLE": "CAN'T COMPARE",
+    "INVALID": "CAN'T TELL",
+    "INCONCLUSIVE": "CAN'T TELL YET",
+    "MUTED": "CAN'T TELL YET",
+    "RECORDING": "CAN'T TELL YET",
+    "IMPROVEMENT": "FASTER",
+    "PASS": "OK",
+}
+FAILS: frozenset[Verdict] = frozenset(
+    ("WRONG", "REGRESSION", "LIMIT", "MISSING", "INCOMPATIBLE", "INVALID")
+)
+WAITS: frozenset[Verdict] = frozenset(("INCONCLUSIVE", "MUTED", "RECORDING"))
+EQUALITY = "greedy_equality"
+Gate = Literal["correctness", "complete", "limit", "baseline", "watch"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one gate says of one cell.
+
+    `value` is the median over launches, in the metric's unit. `worse_by` is the relative change
+    against what it was compared with, positive when worse; `bound` is what it, or for a limit the
+    value, may reach; `visible` is the smallest change this gate could have seen. None where it
+    does not apply.
+    """
+
+    case: Case
+    metric: str
+    gate: Gate
+    verdict: Verdict
+    reason: str
+    value: float | None = None
+    unit: str = ""
+    samples: tuple[float, ...] = ()
+    worse_by: float | None = None
+    bound: float | None = None
+    visible: float | None = None
+    changed: tuple[str, ...] = ()
+
+    @property
+    def message(self) -> str:
+        """The finding in one line, the verdict first."""
+        return f"{self.verdict} {self.case.name} {self.metric}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A cell with everything its gates said, worst first."""
+
+    case: Case
+    metric: str
+    findings: tuple[Finding, ...]
+
+    @property
+    def verdict(self) -> Verdict:
+        """The worst finding's, or PASS where a limit held and a baseline is still to come."""
+        held = any(f.verdict == "PASS" and f.gate in ("limit", "baseline") for f in self.findings)
+        worst = self.findings[0].verdict
+        return "PASS" if worst == "RECORDING" and held else worst
+
+    @property
+    def value(self) -> float | None:
+        """The median over launches; None where the cell could not be judged."""
+        return next((f.value for f in self.findings if f.value is not None), None)
+
+
+def worst(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    """Sort findings, worst first."""
+    return tuple(sorted(findings, key=lambda f: ORDER.index(f.verdict)))
+
+
+def shown(value: float | None, unit: str) -> str:
+    """Write a value for a person: milliseconds, MiB, percent."""
+    if value is None:
+        return "—"
+    if unit == "s":
+        return f"{value:.2f} s" if value >= 10 else f"{value * 1e3:.1f} ms"
+    if unit == "bytes":
+        return f"{value / 2**20:,.0f} MiB"
+    if unit == "1":
+        return f"{value:.1%}"
+    return f"{value:,.1f} {unit}"
+
+
+def exit_code(verdicts: Sequence[Verdict], strict: bool = False) -> int:
+    """Return 0 good, 1 slower or wrong, 3 cannot tell; nothing judged is 3."""
+    failing = {v for v in verdicts if v in FAILS or (strict and v in WAITS)}
+    if failing - {"INVALID", *WAITS}:
+        return 1
+    return 3 if failing or not verdicts else 0

@@ -1,0 +1,129 @@
+"""Every cell of a night: may it be judged, by which gates, and what do they say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headway import correctness, metrics, stats
+from headway.core import Case
+from headway.metrics import Metric
+from headway.results import Results, Sample
+from headway.suite import Suite
+from headway.verdict.finding import EQUALITY, Finding, Judged, Verdict, shown, worst
+from headway.verdict.limits import limits
+from headway.verdict.stored import Load, against_baseline
+
+# Judged whatever the success rate: they are about it, or not about speed.
+NOT_SPEED = ("success_rate", "token_accuracy", "peak_memory")
+
+
+def judge(results: Results, load: Load) -> tuple[Judged, ...]:
+    """Judge every cell of a night that was to be measured. `load` gives a case's baseline."""
+    cells: list[Judged] = []
+    names = {(instance, name) for instance, _, name in results.expected}
+    for case in results.suite.cases():
+        if (case.instance, case.name) in names:
+            cells += [judge_cell(results, case, m, load) for m in applicable(results.suite, case)]
+            cells.append(judge_equality(results, case))
+    for instance in dict.fromkeys(name for name, _, _ in results.expected):
+        case = results.launch_case(instance)
+        cells.append(judge_cell(results, case, metrics.LAUNCH_TIME, load))
+        for metric, samples in results.step_cells(instance).items():
+            cells.append(_cell(case, metric, [_watched(case, metric, samples)]))
+    return tuple(cells)
+
+
+def applicable(suite: Suite, case: Case) -> list[Metric]:
+    """Return the metrics that a case has.
+
+    Throughput in open loop is the arrival rate; of a single token there is no time per further one.
+    """
+    workload = suite.workload(case.workload)
+    level = next(lv for lv in workload.levels if lv.name == case.level)
+    one_token = workload.prompts.output_tokens == 1
+    return [
+        metric
+        for metric in metrics.TABLE.values()
+        if (level.closed or not metric.closed_loop_only)
+        and not (one_token and metric.further_tokens_only)
+    ]
+
+
+def judge_cell(results: Results, case: Case, metric: Metric, load: Load) -> Judged:
+    """Judge one cell: first whether it may be judged at all, then by each gate on it."""
+    samples = results.samples(case, metric)
+    blocked = _blocked(results, case, metric, samples)
+    if blocked is not None:
+        return _cell(case, metric, [blocked])
+    values = [s.value for s in samples if s.value is not None]
+    findings = list(limits(results, case, metric, values))
+    gate = results.suite.baseline
+    if metric.name in gate.metrics and case.level:
+        findings.append(against_baseline(results, case, metric, values, load, gate))
+    return _cell(case, metric, findings or [_watched(case, metric, samples)])
+
+
+def _cell(case: Case, metric: Metric, findings: Sequence[Finding]) -> Judged:
+    return Judged(case, metric.name, worst(findings))
+
+
+def _blocked(
+    results: Results, case: Case, metric: Metric, samples: Sequence[Sample]
+) -> Finding | None:
+    """Return why a cell cannot be judged: not measured, not valid, or requests failed."""
+
+    def finding(verdict: Verdict, reason: str) -> Finding:
+        return Finding(case, metric.name, "complete", verdict, reason, unit=metric.unit)
+
+    invalid = [f"launch {s.launch}: {s.invalid[0]}" for s in samples if s.invalid]
+    if invalid:
+        return finding("INVALID", "; ".join(invalid))
+    if metric.name not in NOT_SPEED and case.level:
+        failures = _failures(results, case)
+        if failures:
+            return finding("LIMIT", f"{failures}; the speed of the rest is not judged")
+    if metric is metrics.LAUNCH_TIME:
+        wrong = correctness.wrong_first_tokens(results, case.instance)
+        if wrong:
+            return finding("WRONG", wrong[0])
+    if not samples:
+        return finding("MISSING", "it was not measured")
+    for sample in samples:
+        if sample.value is None:
+            return finding("MISSING", sample.reason or "it has no value")
+    return None
+
+
+def _failures(results: Results, case: Case) -> str:
+    """Say how many requests failed and at what, or return an empty text."""
+    records = [r for run in results.runs_of(case).values() for r in run.records]
+    failed = [r for r in records if r.error is not None]
+    if not failed:
+        return ""
+    kinds = sorted({r.error.kind for r in failed if r.error is not None})
+    counts = [f"{sum(r.error.kind == k for r in failed if r.error)} {k}" for k in kinds]
+    return f"{len(failed)} of {len(records)} requests failed ({', '.join(counts)})"
+
+
+def _watched(case: Case, metric: Metric, samples: Sequence[Sample]) -> Finding:
+    values = [s.value for s in samples if s.value is not None]
+    value = stats.median(values)
+    reason = f"{shown(value, metric.unit)}, watched: no gate is set on it"
+    return Finding(case, metric.name, "watch", "PASS", reason, value, metric.unit, tuple(values))
+
+
+def judge_equality(results: Results, case: Case) -> Judged:
+    """Judge a case's outputs against the reference: WRONG, MISSING or PASS."""
+    found = correctness.equality(results, case)
+    verdict: Verdict = "PASS"
+    reason = f"{found.num_requests} outputs, {found.num_tokens} tokens verified"
+    if found.num_nonargmax:
+        reason += f", {found.num_nonargmax} ties"
+    if found.wrong:
+        verdict, reason = "WRONG", "; ".join(found.wrong[:3])
+        reason += f"; and {len(found.wrong) - 3} more" if len(found.wrong) > 3 else ""
+    elif found.unverified or not found.num_requests:
+        verdict = "MISSING"
+        reason = found.unverified[0] if found.unverified else "no request was completed"
+    finding = Finding(case, EQUALITY, "correctness", verdict, reason)
+    return Judged(case, EQUALITY, (finding,))

@@ -1,0 +1,88 @@
+"""The limit gate: absolute bounds that a person set, and bounds on ratios between instances."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from headway import stats
+from headway.core import Case
+from headway.metrics import Metric
+from headway.results import Results
+from headway.suite import Limit
+from headway.verdict.finding import Finding, shown
+
+
+def limits(
+    results: Results, case: Case, metric: Metric, values: Sequence[float]
+) -> Iterator[Finding]:
+    """Judge a cell by each limit on it."""
+    for limit in results.suite.limits:
+        if limit.metric != metric.name or not limit.covers(case):
+            continue
+        if limit.over is None:
+            yield _limit(case, metric, limit, values, list(values), "")
+            continue
+        others = [i.name for i in results.suite.instances if i.name != case.instance]
+        for other in others if limit.over == "*" else [limit.over]:
+            yield _ratio(results, case, metric, limit, values, other)
+
+
+def _ratio(
+    results: Results,
+    case: Case,
+    metric: Metric,
+    limit: Limit,
+    values: Sequence[float],
+    other: str,
+) -> Finding:
+    """Compare launch by launch: what one night did to both cancels."""
+    model = results.suite.instance(other).model
+    theirs = results.samples(Case(other, model, case.workload, case.level), metric)
+    mine = results.samples(case, metric)
+    by_launch = {s.launch: s.value for s in theirs if s.value and not s.invalid}
+    ratios = [s.value / by_launch[s.launch] for s in mine if s.value and s.launch in by_launch]
+    if len(ratios) < len(values):
+        # The other instance fails in cells of its own: this one did nothing wrong.
+        reason = f"{other} has no valid value to compare with in each launch"
+        median = stats.median(values)
+        return Finding(case, metric.name, "limit", "INCONCLUSIVE", reason, median, metric.unit)
+    return _limit(case, metric, limit, values, ratios, f" of {other}'s")
+
+
+def _limit(
+    case: Case,
+    metric: Metric,
+    limit: Limit,
+    values: Sequence[float],
+    compared: Sequence[float],
+    of: str,
+) -> Finding:
+    got = stats.median(compared)
+    assert got is not None
+    low = limit.min is not None and got < limit.min
+    high = limit.max is not None and got > limit.max
+    bound = limit.min if low or limit.max is None else limit.max
+    assert bound is not None
+    text = f"{got:.3f}{of}" if of else shown(got, metric.unit)
+    wanted = f"{bound:g}{of}" if of else shown(bound, metric.unit)
+    side = "at least" if bound == limit.min else "at most"
+    reason = f"{text}, {side} {wanted} is required"
+    return Finding(
+        case,
+        metric.name,
+        "limit",
+        "LIMIT" if low or high else "PASS",
+        reason,
+        stats.median(values),
+        metric.unit,
+        tuple(values),
+        worse_by=_excess(got, bound, bound == limit.min),
+        bound=bound,
+    )
+
+
+def _excess(got: float, bound: float, at_least: bool) -> float | None:
+    """Return how far a value is beyond its bound, relative to it; None for a bound of 0."""
+    if bound == 0:
+        return None
+    return (bound - got) / bound if at_least else (got - bound) / bound

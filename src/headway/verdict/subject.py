@@ -1,0 +1,38 @@
+"""What was measured and what was put under test, for comparison with what is stored."""
+
+from __future__ import annotations
+
+from headway import fingerprint, metrics
+from headway.core import Case
+from headway.results import Results
+
+
+def identity_of(results: Results, case: Case) -> dict[str, str]:
+    """Return the identity of a case as measured in this night."""
+    workload = results.suite.workload(case.workload)
+    level = next(lv for lv in workload.levels if lv.name == case.level)
+    return fingerprint.identity(
+        case,
+        results.models[case.model].revision,
+        results.suite.instance(case.instance).dtype,
+        fingerprint.short_hash(repr((workload.prompts, level, results.suite.seed))),
+        results.machine.device,
+        metrics.VERSION,
+    )
+
+
+def treatment_of(results: Results, instance: str) -> fingerprint.Treatment:
+    """Return what was put under test, from the last launch that came up."""
+    infos = [r.info for r in results.launches if r.instance == instance and r.info is not None]
+    asked = results.suite.instance(instance)
+    if not infos:
+        return fingerprint.Treatment(asked.kind, "unknown", asked.args, asked.env)
+    return fingerprint.treatment(infos[-1], asked.args, asked.env, results.commit)
+
+
+def flat(treatment: fingerprint.Treatment) -> dict[str, object]:
+    """Return a treatment as one table, to compare key by key."""
+    table: dict[str, object] = {"version": treatment.version, "commit": treatment.commit}
+    for name in ("args", "env", "settings", "versions"):
+        table |= {f"{name}.{key}": value for key, value in getattr(treatment, name).items()}
+    return table

@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+
+def _load(name: str) -> ModuleType:
+    """Import a module beside the tests: in importlib mode, tests cannot import their siblings."""
+    path = Path(__file__).with_name(f"{name}.py")
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up by name
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def factory() -> ModuleType:
+    """tests/results_factory.py: whole nights in closed form."""
+    return _load("results_factory")
+
+
+@pytest.fixture(scope="session")
+def command() -> ModuleType:
+    """tests/command.py: the shipped command, run on fake engines."""
+    return _load("command")
+
+
+@pytest.fixture
+def workspace(command: ModuleType, tmp_path: Path) -> Iterator[Any]:
+    """A folder with a small suite; whatever runs on its behalf afterwards is a failure."""
+    made = command.Workspace(tmp_path)
+    made.write()
+    yield made
+    left = [] if command.nothing_left(tmp_path) else command.ours(tmp_path)
+    for pid in left:
+        command.kill(pid)
+    assert not left, f"left running: {left}"

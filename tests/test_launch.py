@@ -1,0 +1,207 @@
+"""Life and death of engine processes: ready only when it is ours, and nothing left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from headway.engines.fake import MODEL
+from headway.engines.launch import LaunchError, LaunchSpec, launched, port_owners
+from headway.engines.supervise import descendants
+
+SUPERVISE = Path(__file__).parents[1] / "engines" / "supervise.py"
+
+
+def spec(tmp_path: Path, **changes: object) -> LaunchSpec:
+    fields: dict[str, object] = {
+        "instance": "fake_a",
+        "kind": "fake",
+        "model": MODEL,
+        "dtype": "float32",
+        "device": "cpu",
+        "python": Path(sys.executable),
+        "log": tmp_path / "engine.log",
+        "args": {"ttft_s": 0.001, "itl_s": 0.001},
+        "start_timeout_s": 20.0,
+    }
+    return LaunchSpec(**(fields | changes))  # type: ignore[arg-type]
+
+
+def gone(pid: int, timeout_s: float = 15.0) -> bool:
+    """Whether a process ends, seen from outside; a zombie of a stranger's counts as ended."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return True
+        if state == "Z":
+            return True
+        time.sleep(0.05)
+    return False
+
+
+@contextlib.contextmanager
+def stranger(model: str) -> Iterator[int]:
+    """A server of somebody else's that answers /health and lists a model."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = json.dumps({"data": [{"id": model}]}).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_an_engine_is_ready_and_leaves_nothing(tmp_path: Path) -> None:
+    with launched(spec(tmp_path)) as endpoint:
+        pids = endpoint.pids()
+        assert endpoint.alive()
+        assert endpoint.info().kind == "fake"
+        assert (endpoint.peak_rss_bytes() or 0) > 1 << 20
+        assert port_owners(endpoint.port) & set(pids)
+        port = endpoint.port
+    assert pids
+    assert all(gone(pid) for pid in pids)
+    assert port_owners(port) == set()
+
+
+def test_a_port_in_use_fails_before_the_launch(tmp_path: Path) -> None:
+    """notes/cases.md 31, first half."""
+    with stranger("fake") as port, pytest.raises(LaunchError) as caught:
+        with launched(spec(tmp_path, port=port)):
+            pass
+    assert caught.value.kind == "port_in_use"
+    assert str(port) in str(caught.value)
+    assert not (tmp_path / "engine.log").exists()
+
+
+def test_a_stranger_that_answers_health_is_never_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """notes/cases.md 31, second half: the port was free when asked, and taken by the time."""
+    with stranger("fake") as port:
+        monkeypatch.setattr("headway.engines.launch._choose_port", lambda _: port)
+        with pytest.raises(LaunchError) as caught, launched(spec(tmp_path)):
+            pass
+    assert caught.value.kind in ("stranger", "died_loading")
+
+
+def test_the_wrong_model_is_named(tmp_path: Path) -> None:
+    args = {"wrong_model": True}
+    with pytest.raises(LaunchError, match="serves not_fake, not fake") as caught:
+        with launched(spec(tmp_path, args=args)):
+            pass
+    assert caught.value.kind == "wrong_model"
+
+
+def test_death_while_loading_quotes_the_log(tmp_path: Path) -> None:
+    with pytest.raises(LaunchError, match="planted death while loading") as caught:
+        with launched(spec(tmp_path, args={"die_while_loading": True})):
+            pass
+    assert caught.value.kind == "died_loading"
+
+
+def test_an_engine_that_is_never_ready_times_out(tmp_path: Path) -> None:
+    hanging = spec(tmp_path, args={"hang_on_start": True}, start_timeout_s=1.0)
+    with pytest.raises(LaunchError, match="not ready after 1 s") as caught, launched(hanging):
+        pass
+    assert caught.value.kind == "start_timeout"
+    assert descendants(os.getpid()) == []
+
+
+def test_a_python_that_is_not_there_is_said(tmp_path: Path) -> None:
+    with pytest.raises(LaunchError, match="no-such-python cannot be started"):
+        with launched(spec(tmp_path, python=Path("/no-such-python"))):
+            pass
+
+
+STUBBORN = """
+import os, signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"],
+                         start_new_session=True)
+print(os.getpid(), child.pid, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="orphans are found through /proc")
+@pytest.mark.parametrize("end", ["owner closes", "owner is killed", "SIGTERM", "SIGKILL"])
+def test_the_supervisor_leaves_nothing(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child that ignores SIGTERM, with a grandchild that left the process group."""
+    quick = "import runpy, sys; m = runpy.run_path(sys.argv[1]); g = m['main'].__globals__;"
+    code = f"{quick} g['GRACE_S'] = 0.5; sys.exit(m['main'](sys.argv[2:]))"
+    command = [sys.executable, "-c", code, str(SUPERVISE), sys.executable, "-c", STUBBORN]
+    owner = None
+    if end == "owner is killed":
+        relay = (
+            f"import subprocess, sys; subprocess.Popen({command!r}, stdin=subprocess.PIPE).wait()"
+        )
+        owner = subprocess.Popen([sys.executable, "-c", relay], stdout=subprocess.PIPE, text=True)
+        process = owner
+    else:
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+    assert process.stdout is not None
+    pids = [int(word) for word in process.stdout.readline().split()]
+    assert len(pids) == 2
+    if end == "owner closes":
+        assert process.stdin is not None
+        process.stdin.close()
+    else:
+        process.send_signal(signal.SIGTERM if end == "SIGTERM" else signal.SIGKILL)
+    child, grandchild = pids
+    assert gone(child)
+    if end == "SIGKILL":  # nobody is left to find what left the group: its parent's death must do
+        os.kill(grandchild, signal.SIGKILL)
+    assert gone(grandchild)
+    process.wait(10)
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with contextlib.suppress(OSError):
+                pipe.close()
+
+
+def test_the_supervisor_passes_the_status_on() -> None:
+    for code, status in (
+        ("import sys; sys.exit(7)", 7),
+        ("import os; os.kill(os.getpid(), 9)", 137),
+    ):
+        command = [sys.executable, str(SUPERVISE), sys.executable, "-c", code]
+        with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
+            assert process.wait(30) == status
+
+
+def test_free_ports_are_free() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        probe.listen()
+        assert os.getpid() in port_owners(probe.getsockname()[1])

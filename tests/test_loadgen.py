@@ -1,0 +1,280 @@
+"""The load generator on virtual time: who is sent when, and what the records then say, exactly."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import runpy
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headway import arrivals, loadgen
+from headway.core import Capabilities, Request
+from headway.engines.fake import FakePlan, fake_tokens
+from headway.metrics import (
+    e2el_s,
+    itl_s,
+    output_tokens,
+    token_problems,
+    tpot_s,
+    ttft_s,
+    ttft_sent_s,
+)
+from headway.transport import Target
+
+virtual = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("virtual_run.py"))))
+
+# Multiples of 1/64 add without rounding: what is exact in the plan is exact in the records.
+exact = st.integers(1, 16).map(lambda n: n / 64)
+plans = st.builds(FakePlan, ttft_s=exact, itl_s=exact, prefill_s_per_token=exact)
+
+
+@settings(deadline=None, max_examples=30)
+@given(plans, st.integers(1, 5), st.integers(1, 12), st.integers(1, 6), st.integers(1, 4))
+def test_closed_loop_gives_the_closed_form_for_every_request(plan, slots, n, outputs, prompt):
+    asked = virtual.requests(n, prompt, outputs)
+    driven, transport = virtual.drive(plan, asked, virtual.closed(slots, n), begin_s=2.5)
+    records = loadgen.records(driven, asked)
+    first_s = plan.ttft_s + prompt * plan.prefill_s_per_token
+    service_s = first_s + (outputs - 1) * plan.itl_s
+    assert transport.most == min(slots, n)
+    assert [one.index for one in records] == list(range(n))
+    for place, one in enumerate(records):
+        assert one.completed
+        assert one.due_s == one.sent_s == one.engine_arrived_s == place // slots * service_s
+        assert ttft_s(one) == ttft_sent_s(one) == first_s
+        assert e2el_s(one) == service_s
+        assert one.ended_s == one.due_s + service_s
+        assert tpot_s(one) == (plan.itl_s if outputs > 1 else None)
+        assert itl_s(one) == [plan.itl_s] * (outputs - 1)
+        assert output_tokens(one) == len(one.events) == outputs
+        assert one.output_token_ids == tuple(fake_tokens(asked[place].prompt_token_ids, outputs))
+        assert [event.engine_at_s for event in one.events] == [e.at_s for e in one.events]
+        assert (one.warnings, token_problems(one)) == ((), [])
+    assert driven.end_s - driven.start_s == -(-n // slots) * service_s
+
+
+@settings(deadline=None, max_examples=30)
+@given(plans, st.integers(1, 4), st.integers(2, 9))
+def test_chunks_of_tokens_are_counted_as_tokens(plan, size, outputs):
+    asked = virtual.requests(2, 1, outputs)
+    driven, _ = virtual.drive(replace(plan, tokens_per_chunk=size), asked, virtual.closed(1, 2))
+    for one in loadgen.records(driven, asked):
+        ends = [min(end, outputs) for end in range(size, outputs + size, size)]
+        assert [event.num_tokens for event in one.events] == [
+            b - a for a, b in zip([0, *ends], ends, strict=False)
+        ]
+        after_first = outputs - min(size, outputs)
+        assert tpot_s(one) == (plan.itl_s if after_first else None)
+
+
+@pytest.mark.parametrize("process", arrivals.PROCESSES)
+@pytest.mark.parametrize("slots", [1, 64])
+def test_open_loop_sends_when_due_whatever_the_server_does(process, slots):
+    n = 40
+    offsets = arrivals.offsets(process, n, 20.0, seed=3)
+    asked = virtual.requests(n)
+    plan = FakePlan(ttft_s=0.3, itl_s=0.05, slots=slots)
+    driven, transport = virtual.drive(plan, asked, virtual.opened(n), offsets)
+    records = loadgen.records(driven, asked)
+    assert [one.due_s for one in records] == list(offsets)
+    assert [one.sent_s for one in records] == pytest.approx(list(offsets), abs=1e-12)
+    assert all(one.sent_s >= one.due_s for one in records)
+    assert all(one.completed for one in records)
+    if slots == 1:
+        assert transport.most > 20  # the queue is the engine's, and nobody waited to join it
+
+
+def test_case_18_latency_counts_from_when_a_request_was_due():
+    offsets = arrivals.offsets("constant", 6, 5.0, seed=0)
+    asked = virtual.requests(6, 3, 1)
+    plan = FakePlan(ttft_s=0.4, slots=1)
+    driven, _ = virtual.drive(plan, asked, virtual.opened(6), offsets)
+    latency = [ttft_s(one) for one in loadgen.records(driven, asked)]
+    assert latency == pytest.approx([0.4, 0.6, 0.8, 1.0, 1.2, 1.4])
+    assert sum(latency) / 6 == pytest.approx(0.9)
+
+
+def test_an_infinite_rate_sends_all_at_once():
+    asked = virtual.requests(7)
+    offsets = arrivals.offsets("poisson", 7, float("inf"), seed=1)
+    driven, transport = virtual.drive(FakePlan(), asked, virtual.opened(7), offsets)
+    assert [one.sent_s for one in loadgen.records(driven, asked)] == [0.0] * 7
+    assert transport.most == 7
+
+
+def test_in_closed_loop_the_next_request_is_due_when_its_slot_is_free():
+    asked = [replace(one, max_tokens=1 + 4 * one.index) for one in virtual.requests(4)]
+    plan = FakePlan(ttft_s=1.0, itl_s=0.25)
+    driven, _ = virtual.drive(plan, asked, virtual.closed(2, 4))
+    records = loadgen.records(driven, asked)
+    assert [one.due_s for one in records] == [0.0, 0.0, 1.0, 2.0]
+    assert [one.ended_s for one in records] == [1.0, 2.0, 4.0, 6.0]
+
+
+def test_a_level_whose_time_is_over_says_so_of_each_request():
+    asked = virtual.requests(6, 1, 5)
+    plan = FakePlan(ttft_s=1.0, itl_s=0.25)  # 2 s each
+    driven, transport = virtual.drive(plan, asked, virtual.closed(2, 6), timeout_s=3.1)
+    records = loadgen.records(driven, asked)
+    kinds = [one.error.kind if one.error else None for one in records]
+    assert kinds == [None, None, "level_timeout", "level_timeout", "not_sent", "not_sent"]
+    assert [len(one.events) for one in records] == [5, 5, 1, 1, 0, 0]
+    assert [one.ended_s for one in records] == [2.0, 2.0, None, None, None, None]
+    assert [one.sent_s for one in records] == [0.0, 0.0, 2.0, 2.0, None, None]
+    assert {one.error.origin for one in records if one.error} == {"engine"}
+    assert records[2].error.message == "unfinished when the level's 3.1 s were over"
+    assert [one.due_s for one in records[4:]] == [3.1, 3.1]
+    assert transport.in_flight == 0  # those in flight were told
+    assert transport.closed
+    completed = sum(one.completed for one in records)
+    failed = sum(one.error is not None and one.ended_s is not None for one in records)
+    in_flight = sum(one.sent_s is not None and one.ended_s is None for one in records)
+    assert completed + failed + in_flight == sum(one.sent_s is not None for one in records) == 4
+
+
+def test_an_open_schedule_longer_than_its_level_is_no_failure_of_the_engine():
+    asked = virtual.requests(4, 1, 1)
+    offsets = (0.0, 1.0, 2.0, 3.0)
+    driven, _ = virtual.drive(
+        FakePlan(ttft_s=0.25), asked, virtual.opened(4), offsets, timeout_s=1.5
+    )
+    records = loadgen.records(driven, asked)
+    assert [one.completed for one in records] == [True, True, False, False]
+    assert [one.due_s for one in records] == list(offsets)
+    assert {(one.error.kind, one.error.origin) for one in records[2:]} == {("not_sent", "client")}
+
+
+class Breaking:
+    """Stands before a transport; raises for every third request, before or after it was sent."""
+
+    def __init__(self, inner, error):
+        self.inner, self.error, self.count = inner, error, 0
+
+    async def send(self, payload, exchange):
+        self.count += 1
+        if self.count % 3 == 0:
+            exchange.sent_s = self.inner.clock()
+            raise self.error
+        await self.inner.send(payload, exchange)
+
+    async def close(self):
+        await self.inner.close()
+
+
+@pytest.mark.parametrize("error", [RuntimeError("broken"), OSError(24, "files"), KeyError("k")])
+def test_what_the_transport_raises_becomes_a_record_and_the_others_go_on(error):
+    asked = virtual.requests(7)
+    driven, _ = virtual.drive(
+        FakePlan(), asked, virtual.closed(2, 7), wrap=lambda inner: Breaking(inner, error)
+    )
+    records = loadgen.records(driven, asked)
+    failed = [one for one in records if not one.completed]
+    assert [one.index for one in failed] == [2, 5]
+    assert {(one.error.kind, one.error.origin) for one in failed} == {("client_error", "client")}
+    assert failed[0].error.message.startswith(type(error).__name__ + ": ")
+    assert all(one.ended_s is not None for one in records)
+
+
+def test_engine_failures_are_the_engines_and_keep_their_words():
+    asked = virtual.requests(6)
+    driven, _ = virtual.drive(FakePlan(fail_every=3), asked, virtual.closed(2, 6))
+    failed = [one for one in loadgen.records(driven, asked) if not one.completed]
+    assert [one.index for one in failed] == [2, 5]
+    assert [one.error.message for one in failed] == [
+        f"fake: planted failure of request {nth}" for nth in (3, 6)
+    ]
+    assert {(one.error.kind, one.error.origin) for one in failed} == {("server_error", "engine")}
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+@pytest.mark.parametrize("timeout_s", [60.0, 0.001])
+def test_the_garbage_collector_rests_during_a_run_and_is_as_before_after_it(enabled, timeout_s):
+    during = []
+
+    def note(inner):
+        class Noting(Breaking):
+            async def send(self, payload, exchange):
+                during.append(gc.isenabled())
+                await inner.send(payload, exchange)
+
+        return Noting(inner, None)
+
+    try:
+        (gc.enable if enabled else gc.disable)()
+        virtual.drive(
+            FakePlan(), virtual.requests(3), virtual.closed(1, 3), wrap=note, timeout_s=timeout_s
+        )
+        after = gc.isenabled()
+    finally:
+        gc.enable()
+    assert set(during) == {False}
+    assert after is enabled
+
+
+def test_progress_counts_every_request_once():
+    counts = []
+    virtual.drive(
+        FakePlan(fail_every=2), virtual.requests(5), virtual.closed(2, 5), progress=counts.append
+    )
+    assert counts == [1] * 5
+
+
+def test_the_client_knows_its_own_lag_when_the_run_returns():
+    driven, _ = virtual.drive(FakePlan(), virtual.requests(3), virtual.closed(1, 3))
+    assert {"loop_lag_p50_s", "loop_lag_p99_s", "cpu_share"} <= set(driven.client)
+    assert driven.client["loop_lag_p99_s"] == pytest.approx(0.0, abs=1e-12)
+
+
+def test_a_blocked_event_loop_shows_as_lag():
+    def blocking(inner):
+        class Blocking(Breaking):
+            async def send(self, payload, exchange):
+                await inner.send(payload, exchange)
+                asyncio.get_running_loop()._now_s += (
+                    0.5  # as if something had held the loop for half a second
+                )
+
+        return Blocking(inner, None)
+
+    driven, _ = virtual.drive(FakePlan(), virtual.requests(3), virtual.closed(1, 3), wrap=blocking)
+    assert driven.client["loop_lag_p99_s"] > 0.4
+
+
+@pytest.mark.parametrize(
+    ("can", "present", "absent"),
+    [
+        (Capabilities(), ["ignore_eos", "return_token_ids", "stream_options"], ["seed"]),
+        (Capabilities(ignore_eos="ban"), ["ignore_eos"], []),
+        (Capabilities(ignore_eos="none"), ["return_token_ids"], ["ignore_eos"]),
+        (Capabilities(ids_out=False), ["ignore_eos"], ["return_token_ids"]),
+        (Capabilities(usage_in_stream=False), ["ignore_eos"], ["stream_options"]),
+    ],
+)
+def test_only_fields_that_the_endpoint_understands_are_sent(can, present, absent):
+    raw = loadgen.payload(Request(0, (5, 6), 7), "m", Target("h", 1), can)
+    head, _, body = raw.partition(b"\r\n\r\n")
+    fields = json.loads(body)
+    assert head.startswith(b"POST /v1/completions HTTP/1.1\r\n")
+    assert b"authorization" not in head.lower()
+    assert (fields["model"], fields["prompt"], fields["max_tokens"]) == ("m", [5, 6], 7)
+    assert (fields["stream"], fields["temperature"], fields["top_p"]) == (True, 0.0, 1.0)
+    assert set(present) <= set(fields)
+    assert not set(absent) & set(fields)
+
+
+def test_what_a_request_asks_for_is_sent():
+    request = Request(0, (5,), 7, ignore_eos=False, temperature=0.5, top_p=0.9, seed=11)
+    raw = loadgen.payload(request, "m", Target("h", 1, "/api"), Capabilities(), "key")
+    head, _, body = raw.partition(b"\r\n\r\n")
+    fields = json.loads(body)
+    assert head.startswith(b"POST /api/v1/completions HTTP/1.1\r\n")
+    assert b"\r\nAuthorization: Bearer key" in head
+    assert (fields["temperature"], fields["top_p"], fields["seed"]) == (0.5, 0.9, 11)
+    assert "ignore_eos" not in fields

@@ -1,0 +1,227 @@
+"""The plugin and the command: selection, replay, refusals, and one clear message for bad input."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headway.cli import main
+
+
+def test_a_night_leaves_everything_a_reader_needs(workspace: Any) -> None:
+    workspace.write(steps="[1, 8]")
+    done = workspace.mini()
+    assert done.code == 0, done.text
+    names = {path.name for path in done.night.iterdir()}
+    assert names == {"journal.jsonl", "report.json", "report.md", "junit.xml", "logs"}
+    assert {path.name for path in (done.night / "logs").iterdir()} == {
+        "fake_a-1.log",
+        "fake_b-1.log",
+        "reference.log",
+    }
+    cells = {(c["instance"], c["metric"]): c["value"] for c in done.report()["cells"]}
+    for batch in (1, 8):
+        assert cells["fake_a", f"decode_step_b{batch}"] == pytest.approx(0.008)
+        assert cells["fake_a", f"prefill_step_b{batch}"] == pytest.approx(0.04)
+    assert cells["fake_b", "launch_time"] > 0
+    assert 'name="verdict" value="PASS"' in (done.night / "junit.xml").read_text()
+    # What a reader selects is there in the progress: instance, launch, level, requests.
+    assert "fake_a launch 1 of 1 w c2: 11 of 11 requests" in done.text
+
+
+def test_a_night_is_judged_again_without_an_engine(workspace: Any) -> None:
+    first = workspace.mini("--set", "engine.fake_b.args.slower=0.4")
+    lines = first.journal("run")
+    again = workspace.run("run", "mini", "--headway-run", str(first.night))
+    assert again.code == first.code == 1
+    assert again.failed().keys() == first.failed().keys()
+    assert len(again.nights) == 1
+    assert again.journal("run") == lines
+    assert again.cells("LIMIT") == {("fake_b", "tpot_p50")}
+
+
+def test_what_a_selected_reader_needs_is_measured(workspace: Any) -> None:
+    done = workspace.mini("-k", "test_tpot and fake_a and c2")
+    assert done.code == 0, done.text
+    runs = {(run["case"]["instance"], run["case"]["level"]) for run in done.journal("run")}
+    # The other instance too: the limit is on their ratio.
+    assert runs == {("fake_a", "c2"), ("fake_b", "c2")}
+    assert "1 passed" in done.text
+
+
+def test_a_reader_without_a_ratio_needs_one_instance(workspace: Any) -> None:
+    done = workspace.mini("-k", "test_success_rate and fake_a and c1")
+    assert {run["case"]["instance"] for run in done.journal("run")} == {"fake_a"}
+    assert done.code == 0
+
+
+def test_engines_and_levels_are_selected_by_name(workspace: Any) -> None:
+    done = workspace.mini("--engine", "fake_b", "--level", "c1", "-k", "not test_tpot")
+    runs = {(run["case"]["instance"], run["case"]["level"]) for run in done.journal("run")}
+    assert runs == {("fake_b", "c1")}
+    assert done.code == 0, done.text
+
+
+def test_strict_fails_what_cannot_be_told_yet(workspace: Any) -> None:
+    done = workspace.mini("--strict", "-k", "test_ttft")
+    assert done.code == 1
+    assert all(text.startswith("RECORDING ") for text in done.failed().values())
+
+
+USAGE = [
+    (
+        ("run", "mimi"),
+        "there is no suite 'mimi'; known: gpu, mini, quick, smoke (did you mean mini?)",
+    ),
+    (("run", "mini", "--set", "suite.launchs=3"), "suite.launchs is not known; allowed:"),
+    (
+        ("run", "mini", "--engine", "vllm"),
+        "--headway-engine 'vllm' is not in the suite: fake_a, fake_b",
+    ),
+    (("run", "mini", "--level", "c99"), "--headway-level 'c99' is not in the suite: c1, c2"),
+    (("run", "mini", "-n", "2"), "xdist would measure several engines at once; run without -n"),
+    (("run", "mini", "-k", "no_such_test"), "deselected"),
+    (("run", "mini", "--headway-run", "nowhere"), "journal.jsonl cannot be read: No such file"),
+    (("run", "mini", "--device", "cuda"), "nvidia-smi finds no GPU; use --headway-device cpu"),
+    (("run", "mini", "--set", "engine.fake_a.kind=vlm"), "'vlm'"),
+    (("plan", "mimi"), "there is no suite 'mimi'"),
+    (("gate", "nowhere"), "nowhere cannot be read"),
+    (("compare", "nowhere", "nowhere"), "nowhere cannot be read"),
+    (("baseline", "propose", "nowhere"), "journal.jsonl cannot be read"),
+]
+
+
+@pytest.mark.parametrize(("words", "says"), USAGE, ids=lambda value: " ".join(value)[:40])
+def test_bad_input_is_one_clear_message(workspace: Any, words: tuple[str, ...], says: str) -> None:
+    done = workspace.run(*words)
+    assert done.code == 2, done.text
+    assert says in done.text
+    assert "Traceback" not in done.text
+    assert done.nights == []
+
+
+def test_reports_that_cannot_be_written_are_said_at_once(workspace: Any) -> None:
+    (workspace.folder / "taken").write_text("a file")
+    done = workspace.mini("--reports", "taken/reports")
+    assert done.code == 2
+    assert "cannot be written" in done.text
+    assert "Traceback" not in done.text
+
+
+def test_a_disk_that_fills_up_loses_nothing(workspace: Any) -> None:
+    limit = 40_000
+
+    def small_files() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+    done = workspace.mini(preexec_fn=small_files)
+    assert done.code in (1, 3)
+    assert "INVALID" in done.text
+    assert "journal.jsonl cannot be written: File too large" in done.text
+    assert 1 <= len(done.journal("run")) < 4
+    resumed = workspace.mini()
+    assert resumed.code == 0, resumed.text
+    assert len(resumed.nights) == 1
+
+
+def test_a_second_night_on_the_same_device_is_refused(workspace: Any) -> None:
+    with workspace.start("run", "mini") as first:
+        workspace.wait_for_runs(1)
+        second = workspace.mini()
+        text, _ = first.communicate(timeout=120)
+    assert second.code == 2
+    assert "is being measured by night mini (process" in second.text
+    assert first.returncode == 0, text
+
+
+@pytest.mark.parametrize("text", ["{", '{"schema": 99}', '{"schema": 1, "surprise": 2}'])
+def test_a_broken_baseline_fails_its_own_cells(workspace: Any, text: str) -> None:
+    done = workspace.mini("-k", "test_ttft")
+    propose = workspace.run("baseline", "propose", str(done.night))
+    assert propose.code == 0, propose.text
+    patch = ["git", "apply", str(done.night / "baseline.patch")]
+    subprocess.run(["git", "init", "-q"], cwd=workspace.folder, check=True)
+    subprocess.run(patch, cwd=workspace.folder, check=True)
+    (stored,) = (workspace.folder / "baselines").glob("*/fake_a-w-c1-*.json")
+    stored.write_text(text)
+    again = workspace.mini("-k", "test_ttft", "--fresh")
+    assert set(again.failed()) == {"test_ttft[fake_a-w-c1]"}
+    assert again.failed()["test_ttft[fake_a-w-c1]"].startswith("INCOMPATIBLE ")
+    assert again.code == 1
+
+
+def test_a_baseline_is_proposed_accepted_and_used(workspace: Any) -> None:
+    """The life of a baseline: nights, patches, and then a slowdown without a second engine."""
+    subprocess.run(["git", "init", "-q"], cwd=workspace.folder, check=True)
+    more = "\n[baseline]\nmin_launches = 3\nmin_nights = 3\nresolution = 5.0\n"
+    workspace.write(more=more)
+    for number in range(3):
+        done = workspace.mini("--fresh")
+        assert f"{number} of 3 launches, night {number} of 3" in str(done.report()) or number == 0
+        assert workspace.run("baseline", "propose", str(done.night)).code == 0
+        patch = ["git", "apply", str(done.night / "baseline.patch")]
+        subprocess.run(patch, cwd=workspace.folder, check=True)
+    slow = [f"engine.{name}.args.slower=0.5" for name in ("fake_a", "fake_b")]
+    done = workspace.mini("--set", slow[0], "--set", slow[1])
+    assert done.code == 1
+    assert ("fake_a", "tpot_p50") in done.cells("REGRESSION")
+    assert any(text.startswith("REGRESSION fake_b") for text in done.failed().values())
+    assert "args.slower: absent" in str(done.report())
+
+
+def test_the_gate_and_the_comparison_of_two_nights(workspace: Any) -> None:
+    workspace.write(launches=2)
+    good = workspace.mini()
+    slow = workspace.mini("--set", "engine.fake_b.args.slower=0.4")
+    old, new = good.nights[0], slow.nights[-1]
+    assert workspace.run("gate", str(old)).code == 0
+    failing = workspace.run("gate", str(new))
+    assert failing.code == 1
+    assert "LIMIT fake_b-w-c1 tpot_p50" in failing.text
+    same = workspace.run("compare", str(old), str(old))
+    assert same.code == 0, same.text
+    worse = workspace.run("compare", str(old), str(new))
+    assert worse.code == 1
+    assert json.loads(workspace.run("compare", "--json", str(old), str(new)).text)
+
+
+def test_init_writes_a_workspace_that_runs(workspace: Any) -> None:
+    done = workspace.run("init")
+    assert done.code == 0
+    assert (workspace.folder / "suites" / "smoke.toml").exists()
+    assert "is there already" in workspace.run("init").text
+    assert workspace.run("plan", "smoke").code == 0
+
+
+FOREIGN = """
+import pytest
+@pytest.fixture
+def engine():
+    return "my own"
+@pytest.fixture
+def cell():
+    return 7
+def test_mine(engine, cell):
+    assert (engine, cell) == ("my own", 7)
+"""
+
+
+def test_other_peoples_tests_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "test_theirs.py").write_text(FOREIGN)
+    command = [sys.executable, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    assert [path.name for path in tmp_path.glob("*.py")] == ["test_theirs.py"]
+    assert not (tmp_path / "reports").exists()
+
+
+def test_the_exit_statuses_are_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    assert "0 good, 1 slower or wrong, 2 usage, 3 cannot tell" in capsys.readouterr().out

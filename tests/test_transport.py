@@ -1,0 +1,303 @@
+"""Sockets send, stamp and keep: against a loopback server whose every byte is scripted."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import runpy
+import socket
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from headway.transport import Exchange, HttpTransport, Target
+
+wire = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("scripted_server.py"))))
+
+
+def body_of(exchange: Exchange) -> bytes:
+    return b"".join(piece for _, piece in exchange.chunks)
+
+
+def send_all(script, n=1, *, host="127.0.0.1", name=None, pause_s=0.0, body=None, **limits):
+    """Send n requests one after another on one transport and return their exchanges."""
+
+    async def run() -> list[Exchange]:
+        async with wire.serving(script, host) as port:
+            target = Target(name or host, port)
+            transport = HttpTransport(target, **{"idle_timeout_s": 10.0, **limits})
+            exchanges = []
+            for number in range(n):
+                if number:
+                    await asyncio.sleep(pause_s)
+                exchanges.append(Exchange())
+                payload = target.post("/v1/completions", body or {"n": number}, {})
+                await transport.send(payload, exchanges[-1])
+            await transport.close()
+            return exchanges
+
+    return asyncio.run(run())
+
+
+async def good(peer):
+    """Answer every request of a connection alike."""
+    while True:
+        await peer.request()
+        await peer.send(wire.answer("a", "b"))
+
+
+def test_a_chunked_stream_is_kept_read_by_read():
+    pieces = [wire.token("a"), wire.token("b"), wire.token("", "length"), wire.DONE]
+
+    async def script(peer):
+        await peer.request()
+        await peer.send(wire.CHUNKED, *map(wire.chunk, pieces), wire.LAST)
+
+    (exchange,) = send_all(script)
+    assert exchange.error is None
+    assert exchange.status == 200
+    assert exchange.content_type == "text/event-stream"
+    assert body_of(exchange) == b"".join(pieces)
+    assert not exchange.retried
+
+
+def test_stamps_are_of_reads_and_in_order():
+    async def script(peer):
+        await peer.request()
+        await peer.send(wire.CHUNKED)
+        # Two events in one read, then one split over two reads.
+        await peer.send(wire.chunk(wire.token("a")) + wire.chunk(wire.token("b")))
+        late = wire.chunk(wire.token("c"))
+        await peer.send(late[:20], late[20:], wire.LAST)
+
+    clock = itertools.count()  # strictly increasing: two stamps are equal only if it was read once
+    (exchange,) = send_all(script, clock=lambda: float(next(clock)), idle_timeout_s=1e9)
+    stamps = [at_s for at_s, _ in exchange.chunks]
+    assert len(stamps) == 4
+    assert stamps[0] == stamps[1] < stamps[2] < stamps[3]
+    assert exchange.sent_s < stamps[0]
+    assert exchange.ended_s > stamps[3]
+
+
+def test_the_end_is_stamped_by_the_read_that_ended_it():
+    async def script(peer):
+        await peer.request()
+        await peer.send(wire.answer("a"))
+        await peer.hung_up()
+
+    (exchange,) = send_all(script)
+    assert exchange.chunks[-1][0] == exchange.ended_s
+
+
+def test_a_body_of_stated_length_ends_with_it():
+    async def script(peer):
+        body = wire.token("a") + wire.DONE
+        await peer.request()
+        await peer.send(wire.HEAD + b"Content-Length: %d\r\n\r\n" % len(body), body[:9], body[9:])
+        await peer.hung_up()
+
+    (exchange,) = send_all(script)
+    assert exchange.error is None
+    assert body_of(exchange) == wire.token("a") + wire.DONE
+
+
+@pytest.mark.parametrize("version", [b"HTTP/1.1", b"HTTP/1.0"])
+def test_a_body_without_length_ends_with_its_connection(version):
+    async def script(peer):
+        await peer.request()
+        await peer.send(
+            version + b" 200 OK\r\nConnection: close\r\n\r\n", wire.token("a"), wire.DONE
+        )
+
+    first, second = send_all(script, 2)
+    assert (first.error, second.error) == (None, None)
+    assert body_of(first) == body_of(second) == wire.token("a") + wire.DONE
+    assert first.ended_s >= first.chunks[-1][0]
+
+
+def test_an_informational_answer_is_not_the_answer():
+    async def script(peer):
+        await peer.request()
+        await peer.send(b"HTTP/1.1 100 Continue\r\n\r\n", wire.answer("a"))
+        await peer.hung_up()
+
+    (exchange,) = send_all(script)
+    assert (exchange.status, exchange.error) == (200, None)
+    assert body_of(exchange).startswith(wire.token("a"))
+
+
+def test_connections_are_kept_alive_and_used_again():
+    seen = []
+
+    async def script(peer):
+        for _ in range(3):
+            await peer.request()
+            seen.append(peer.number)
+            await peer.send(wire.answer("a"))
+        await peer.hung_up()
+
+    exchanges = send_all(script, 3)
+    assert [one.error for one in exchanges] == [None] * 3
+    assert seen == [1, 1, 1]
+    # Only the first one had a connection to make, and its time is kept apart.
+    assert exchanges[0].connect_s > 0
+    assert [one.connect_s for one in exchanges[1:]] == [None, None]
+
+
+def test_connecting_is_no_part_of_the_request():
+    clock = itertools.count(100.0, 1.0)
+    (exchange,) = send_all(good, clock=lambda: next(clock), idle_timeout_s=1e9)
+    # Read twice around connecting, then once for the send.
+    assert (exchange.connect_s, exchange.sent_s) == (1.0, 102.0)
+
+
+def test_connection_close_is_obeyed():
+    seen = []
+
+    async def script(peer):
+        await peer.request()
+        seen.append(peer.number)
+        body = wire.token("a") + wire.DONE
+        await peer.send(
+            wire.HEAD + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+        )
+        await peer.hung_up()
+
+    exchanges = send_all(script, 2)
+    assert [one.error for one in exchanges] == [None, None]
+    assert [one.retried for one in exchanges] == [False, False]
+    assert seen == [1, 2]
+
+
+def test_case_16_a_connection_that_was_closed_while_idle_is_replaced():
+    async def script(peer):
+        await peer.request()
+        await peer.send(wire.answer("a"))  # and hangs up
+
+    exchanges = send_all(script, 2, pause_s=0.05)
+    assert [one.error for one in exchanges] == [None, None]
+    assert len(exchanges[1].chunks) == len(exchanges[0].chunks)
+
+
+@pytest.mark.parametrize("end", ["close", "reset"])
+def test_case_16_a_stale_connection_is_retried_once_and_flagged(end):
+    requests = []
+
+    async def script(peer):
+        requests.append(await peer.request())
+        if peer.number == 1:
+            await peer.send(wire.answer("a"))
+            requests.append(await peer.request())  # used again, and gone without a byte
+            if end == "reset":
+                peer.reset()
+            return
+        await peer.send(wire.answer("b"))
+        await peer.hung_up()
+
+    first, second = send_all(script, 2)
+    assert (first.error, first.retried) == (None, False)
+    assert (second.error, second.retried) == (None, True)
+    assert wire.token("b") in body_of(second)
+    assert wire.token("a") not in body_of(second)
+    assert requests[1][1] == requests[2][1] == b'{"n":1}'
+    assert second.sent_s <= second.chunks[0][0] <= second.ended_s
+
+
+def test_case_16_a_retry_is_not_repeated():
+    async def script(peer):
+        await peer.request()
+        if peer.number == 1:
+            await peer.send(wire.answer("a"))
+            await peer.request()
+
+    second = send_all(script, 2)[1]
+    assert second.error.kind == "no_response"
+    assert second.retried
+
+
+def test_what_comes_after_an_answer_changes_nothing_in_it():
+    async def script(peer):
+        await peer.request()
+        await peer.send(wire.answer("a"))
+        if peer.number == 1:
+            await peer.send(b"HTTP/1.1 408 Request Timeout\r\nContent-Length: 3\r\n\r\nbye")
+        await peer.hung_up()
+
+    first, second = send_all(script, 2, pause_s=0.05)
+    assert (first.status, first.error, second.status, second.error) == (200, None, 200, None)
+    assert b"bye" not in body_of(first) + body_of(second)
+    assert first.ended_s == first.chunks[-1][0]
+
+
+def test_a_cancelled_request_hangs_up_and_keeps_what_it_had():
+    gone = []
+
+    async def script(peer):
+        await peer.request()
+        await peer.send(wire.CHUNKED, wire.chunk(wire.token("a")))
+        await peer.hung_up()
+        gone.append(peer.number)
+
+    async def run():
+        async with wire.serving(script) as port:
+            target = Target("127.0.0.1", port)
+            transport = HttpTransport(target)
+            exchange = Exchange()
+            task = asyncio.create_task(transport.send(target.post("/", {}, {}), exchange))
+            while not exchange.chunks:
+                await asyncio.sleep(0.005)
+            task.cancel()
+            await asyncio.wait([task])
+            while not gone:
+                await asyncio.sleep(0.005)
+            await transport.close()
+            return exchange
+
+    exchange = asyncio.run(asyncio.wait_for(run(), 10))
+    assert body_of(exchange) == wire.token("a")
+    assert (exchange.ended_s, exchange.error) == (None, None)
+
+
+def test_a_large_request_arrives_whole():
+    seen = []
+
+    async def script(peer):
+        seen.append(await peer.request())
+        await peer.send(wire.answer("a"))
+        await peer.hung_up()
+
+    (exchange,) = send_all(script, body={"prompt": list(range(200_000))})
+    assert exchange.error is None
+    assert seen[0][1].endswith(b",199999]}")
+
+
+def listens(host: str) -> bool:
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as one:
+            one.bind((host, 0))
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("variable", ["HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"])
+@pytest.mark.parametrize(
+    ("host", "name"), [("127.0.0.1", "127.0.0.1"), ("127.0.0.1", "localhost"), ("::1", "::1")]
+)
+def test_case_33_proxy_variables_have_no_effect(variable, host, name, monkeypatch):
+    if not listens(host):
+        pytest.skip(f"this machine has no {host}")
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.setenv(variable, "http://127.0.0.1:9")
+    (exchange,) = send_all(good, host=host, name=name)
+    assert (exchange.error, exchange.status) == (None, 200)
+
+
+def test_the_clock_is_monotonic_by_default():
+    before = time.monotonic()
+    (exchange,) = send_all(good)
+    assert before <= exchange.sent_s <= exchange.chunks[0][0] <= exchange.ended_s
+    assert exchange.ended_s <= time.monotonic()

@@ -65,7 +65,7 @@ class Peer:
         for piece in pieces:
             self._writer.write(piece)
             await self._writer.drain()
-            await asyncio.sleep(0.002)
+            await asyncio.sleep(0.004)
 
     def reset(self) -> None:
         """Close with a TCP reset."""

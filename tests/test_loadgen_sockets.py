@@ -235,11 +235,11 @@ def test_case_17_a_stream_that_stalls_ends_the_run_and_keeps_its_token(concurren
                 return
             await peer.send(wire.answer("a", "b"))
 
-    run = measure(script, requests(3), closed(concurrency, 3), idle_timeout_s=0.2)
+    run = measure(script, requests(3), closed(concurrency, 3), idle_timeout_s=0.5)
     good, stalled = run.records[:2], run.records[2]
     assert [one.completed for one in good] == [True, True]
     assert stalled.error.kind == "read_timeout"
-    assert "0.2 s" in stalled.error.message
+    assert "0.5 s" in stalled.error.message
     assert [event.text for event in stalled.events] == ["a"]
     assert (metrics.ttft_s(stalled), metrics.success_rate(run)) == (None, 2 / 3)
 
@@ -253,10 +253,10 @@ def test_after_a_stall_the_next_request_is_due_when_the_slot_was_given_up():
             await peer.send(wire.answer("a", "b"))
         await peer.hung_up()
 
-    stalled, following = measure(script, requests(2), closed(1, 2), idle_timeout_s=0.2).records
+    stalled, following = measure(script, requests(2), closed(1, 2), idle_timeout_s=0.5).records
     assert stalled.error.kind == "read_timeout"
     assert following.due_s == stalled.ended_s
-    assert following.due_s - stalled.events[0].at_s >= 0.2
+    assert following.due_s - stalled.events[0].at_s >= 0.5
     assert following.completed
 
 
@@ -275,7 +275,7 @@ def test_a_level_that_is_over_hangs_up_on_what_is_in_flight():
             asked = requests(3)
             payloads = [loadgen.payload(one, "m", target, Capabilities()) for one in asked]
             driven = await loadgen.drive(
-                payloads, closed(2, 3), (), HttpTransport(target), timeout_s=0.3
+                payloads, closed(2, 3), (), HttpTransport(target), timeout_s=0.5
             )
             while len(gone) < 2:
                 await asyncio.sleep(0.005)

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from headway import arrivals, metrics, validity
@@ -43,7 +43,7 @@ def test_a_constant_service_gives_slots_times_tokens_per_service(
 @given(
     st.builds(
         FakePlan,
-        ttft_s=exact,
+        ttft_s=st.sampled_from([1e-9, 0.0001, 0.25]),
         itl_s=exact,
         jitter_s=exact,
         seed=st.integers(0, 99),
@@ -52,8 +52,9 @@ def test_a_constant_service_gives_slots_times_tokens_per_service(
     ),
     st.integers(1, 6),
     st.integers(4, 7),
-    st.lists(st.integers(1, 9), min_size=3, max_size=9),
+    st.lists(st.integers(1, 6), min_size=1, max_size=7),
 )
+@example(FakePlan(ttft_s=1e-9, itl_s=0.02), 5, 5, [2, 1, 1])
 def test_no_honest_run_is_invalid(plan, slots, rounds, lengths):
     n = slots * rounds
     asked = [

@@ -21,8 +21,6 @@ MAX_LOOP_LAG_P99_S = 0.050
 MAX_SEND_LAG_P50_S, MAX_SEND_LAG_P50_OF_TTFT = 0.002, 0.05
 MAX_SEND_LAG_P99_S, MAX_SEND_LAG_P99_OF_E2EL = 0.050, 0.5
 MIN_ACHIEVED_RATE = 0.95
-# Little's law over a finite window holds to a few percent: requests stand across its edges.
-LITTLE_TOLERANCE = 1.05
 
 
 def problems(run: Run) -> tuple[str, ...]:
@@ -114,26 +112,22 @@ def _engine_clock_problem(record: RequestRecord) -> str | None:
 def _little(run: Run) -> Iterator[str]:
     """Output throughput ≤ concurrency / TPOT: each slot makes one token per TPOT at best.
 
-    In sums, so that it holds for requests of any lengths and events of any number of tokens: a slot
-    is busy with a request from its first to its last event at least.
+    Checked by the times behind it, so that it holds for requests of any mix: in the steady window,
+    no more requests on average than there are slots are between their first and last event.
     """
     throughput, window = metrics.output_throughput(run), metrics.steady_window(run)
     if run.level.concurrency is None or throughput is None or window is None:
         return
+    start, end = window
     done = [r for r in run.records if r.completed and r.events]
-    # By the events, as the throughput is: a usage that disagrees is the engine's mistake, not ours.
-    tokens = metrics.tokens_between(done, -math.inf, math.inf)
-    busy_s = math.fsum(r.events[-1].at_s - r.events[0].at_s for r in done)
-    if not (tokens and busy_s > 0):
-        return
-    most = run.level.concurrency * tokens / busy_s
-    # At an edge of the window a slot may show one token more than its share of the time.
-    edge = run.level.concurrency / (window[1] - window[0])
-    if throughput > most * LITTLE_TOLERANCE + edge:
-        tpot = stats.mean([v for v in map(metrics.tpot_s, done) if v is not None]) or 0.0
+    decoding_s = math.fsum(
+        max(0.0, min(r.events[-1].at_s, end) - max(r.events[0].at_s, start)) for r in done
+    )
+    if decoding_s > run.level.concurrency * (end - start) + ROUNDING_S:
+        tpot = stats.mean([v for v in map(metrics.tpot_s, done) if v is not None]) or math.inf
         yield (
             f"{throughput:.1f} tokens/s with {run.level.concurrency} in flight and a TPOT of "
-            f"{tpot * 1e3:.2f} ms: at most {most:.1f} is possible"
+            f"{tpot * 1e3:.2f} ms: at most {run.level.concurrency / tpot:.1f} is possible"
         )
 
 

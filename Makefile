@@ -4,7 +4,7 @@
 # make prove   the suite smoke over 20 seeds, and with slowdowns planted: a quarter of an hour
 # Set-up needs Python 3.11 or later (PYTHON=/path/to/python to choose one) and a package index.
 
-.PHONY: perf test prove lint format setup tools python wheel clean
+.PHONY: perf test prove lint format setup tools python wheel wheel-check clean
 .DEFAULT_GOAL := help
 
 NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
@@ -45,6 +45,9 @@ format: tools
 wheel: tools
 	@rm -rf build  # what an earlier build left there would be packed again
 	.venv/bin/pip wheel --no-deps --no-build-isolation --wheel-dir dist .
+
+wheel-check: tools
+	PYTHON=.venv/bin/python tests/wheel_check.sh
 
 clean:
 	rm -rf .venv build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -16,7 +16,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,9 +26,23 @@ from headway.engines.supervise import descendants
 
 HERE = Path(__file__).resolve().parent
 POLL_S = 0.05
+# Not every kernel lists a process's children.
+CHILDREN_ARE_KNOWN = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").exists()
 HEALTH_TIMEOUT_S = 2.0
 STOP_TIMEOUT_S = 60.0
 HOSTED = Capabilities(engine_stamps=True, control=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Launcher:
+    """How engines of one kind are started, and what their endpoint understands.
+
+    `command` gives the command that serves a spec on a port; `health` answers 200 when it serves.
+    """
+
+    command: Callable[[LaunchSpec, int], list[str]]
+    capabilities: Capabilities
+    health: str = "/health"
 
 
 class LaunchError(RuntimeError):
@@ -54,6 +68,7 @@ class LaunchSpec:
     env: Mapping[str, str] = field(default_factory=dict)
     port: int | None = None
     start_timeout_s: float = 600.0
+    lock: int | None = None  # a descriptor that its processes hold until the last one has ended
 
     @property
     def served_name(self) -> str:
@@ -61,8 +76,8 @@ class LaunchSpec:
         return str(self.model["name"])
 
 
-def command(spec: LaunchSpec, port: int) -> list[str]:
-    """Return the command that serves `spec` on a port: our host, in the engine's environment."""
+def host_command(spec: LaunchSpec, port: int) -> list[str]:
+    """Return the command of our own host, in the engine's environment."""
     return [
         str(spec.python),
         str(HERE / "boot.py"),
@@ -77,6 +92,11 @@ def command(spec: LaunchSpec, port: int) -> list[str]:
     ]
 
 
+HOST = Launcher(host_command, HOSTED)
+# Kinds that have a launcher of their own; every other kind is an engine that our host serves.
+LAUNCHERS: dict[str, Launcher] = {}
+
+
 class Endpoint:
     """A running engine: where it listens, who it says it is, and what its processes cost."""
 
@@ -85,7 +105,8 @@ class Endpoint:
     ) -> None:
         self.spec = spec
         self.port = port
-        self.capabilities = HOSTED
+        self.launcher = LAUNCHERS.get(spec.kind, HOST)
+        self.capabilities = self.launcher.capabilities
         self.started_s = started_s
         self._supervisor = supervisor
 
@@ -98,10 +119,16 @@ class Endpoint:
         """Whether our own child still runs."""
         return self._supervisor.poll() is None
 
+    def ends_within(self, seconds: float) -> bool:
+        """Whether our own child has ended, or does so in a moment."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._supervisor.wait(seconds)
+        return not self.alive()
+
     def serves(self) -> bool:
         """Whether our own child runs and says that it can serve."""
         try:
-            return self.alive() and self.get("/health", HEALTH_TIMEOUT_S)[0] == 200
+            return self.alive() and self.get(self.launcher.health, HEALTH_TIMEOUT_S)[0] == 200
         except OSError:
             return False
 
@@ -154,15 +181,20 @@ class Endpoint:
                 total += int(match[1]) * 1024 if match else 0
         return total or None
 
-    def log_tail(self, lines: int = 5) -> str:
-        """Return the last lines of the engine's log, in one line."""
-        try:
-            text = self.spec.log.read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            return ""
-        return " | ".join(line.strip() for line in text.splitlines()[-lines:] if line.strip())[
-            -600:
-        ]
+    def reset_peak_rss(self) -> None:
+        """Let the peak resident sizes count from now on (Linux: 5 into clear_refs)."""
+        for pid in self.pids():
+            with contextlib.suppress(OSError):
+                Path(f"/proc/{pid}/clear_refs").write_text("5")
+
+
+def tail(log: Path, lines: int = 5) -> str:
+    """Return the last lines of a log, in one line; empty when there is none."""
+    try:
+        text = log.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    return " | ".join(line.strip() for line in text.splitlines()[-lines:] if line.strip())[-600:]
 
 
 @contextlib.contextmanager
@@ -173,12 +205,18 @@ def launched(spec: LaunchSpec) -> Iterator[Endpoint]:
     spec.log.parent.mkdir(parents=True, exist_ok=True)
     with spec.log.open("ab") as log:
         supervisor = subprocess.Popen(
-            [sys.executable, "-I", str(HERE / "supervise.py"), *command(spec, port)],
+            [
+                sys.executable,
+                "-I",
+                str(HERE / "supervise.py"),
+                *LAUNCHERS.get(spec.kind, HOST).command(spec, port),
+            ],
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=subprocess.STDOUT,
             env={**os.environ, **spec.env},
             start_new_session=True,
+            pass_fds=() if spec.lock is None else (spec.lock,),
         )
     endpoint = Endpoint(spec, port, supervisor, started_s)
     try:
@@ -217,16 +255,15 @@ def _wait_until_ready(endpoint: Endpoint) -> None:
     deadline = endpoint.started_s + spec.start_timeout_s
     while True:
         if not endpoint.alive():
-            tail = endpoint.log_tail()
-            raise LaunchError("died_loading", f"{spec.instance} ended while it was loading: {tail}")
+            said = tail(spec.log)
+            raise LaunchError("died_loading", f"{spec.instance} ended while it was loading: {said}")
         if time.monotonic() > deadline:
             raise LaunchError(
                 "start_timeout",
-                f"{spec.instance} was not ready after {spec.start_timeout_s:g} s: "
-                f"{endpoint.log_tail()}",
+                f"{spec.instance} was not ready after {spec.start_timeout_s:g} s: {tail(spec.log)}",
             )
         with contextlib.suppress(OSError):
-            if endpoint.get("/health", HEALTH_TIMEOUT_S)[0] == 200:
+            if endpoint.get(endpoint.launcher.health, HEALTH_TIMEOUT_S)[0] == 200:
                 break
         time.sleep(POLL_S)
     _check_it_is_ours(endpoint)
@@ -236,7 +273,7 @@ def _wait_until_ready(endpoint: Endpoint) -> None:
 def _check_it_is_ours(endpoint: Endpoint) -> None:
     """A stranger on the same port may answer /health before our child failed to bind it."""
     owners = port_owners(endpoint.port)
-    if owners and owners.isdisjoint(endpoint.pids()):
+    if owners and CHILDREN_ARE_KNOWN and owners.isdisjoint(endpoint.pids()):
         raise LaunchError(
             "stranger",
             f"port {endpoint.port} of {endpoint.spec.instance} is answered by process "

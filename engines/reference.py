@@ -111,7 +111,10 @@ def open_reference(folder: ModelFolder, device: str) -> Reference:
 
 
 def answer(reference: Reference, folder: ModelFolder, line: str) -> dict[str, Any]:
-    """Return the answer to one request line: a verdict, an output, or an `error` sentence."""
+    """Return the answer to one request line: a verdict, an output, or an `error` sentence.
+
+    An output comes with its `margins`: how far it was from another one, token by token.
+    """
     try:
         request = json.loads(line)
     except ValueError as error:
@@ -134,7 +137,8 @@ def _carry_out(
     if op == "generate":
         max_tokens = _read_max_tokens(request)
         _check_length(len(prompt) + max_tokens, folder)
-        return {"output": reference.generate(prompt, max_tokens, _read_ignore_eos(request))}
+        made = reference.generate(prompt, max_tokens, _read_ignore_eos(request))
+        return {"output": made, "margins": reference.score(prompt, made).margins if made else []}
     output = _read_ids(request, "output", folder.vocab_size)
     epsilon = _read_epsilon(request)
     _check_length(len(prompt) + len(output), folder)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from headway.engines.launch import LaunchError
 from headway.night import JournalError
 
 pytestmark = pytest.mark.headway
@@ -34,7 +35,12 @@ def test_step(engine, step, benchmark):
     most = engine.max_batch
     if most is not None and batch > most:
         pytest.skip(f"{engine.planned.name} runs at most {most} sequences in one step")
+    if engine.has_steps(phase, batch):
+        pytest.skip(f"{engine.planned.name} was timed before this night was interrupted")
     _timed[:] = [engine]
-    benchmark.pedantic(engine.step, args=(phase, batch, STEP_LENGTH), rounds=5, warmup_rounds=1)
+    try:
+        benchmark.pedantic(engine.step, args=(phase, batch, STEP_LENGTH), rounds=5, warmup_rounds=1)
+    except (LaunchError, OSError) as error:
+        pytest.fail(f"MISSING {engine.planned.name} {phase}_step_b{batch}: {error}", pytrace=False)
     if benchmark.enabled:
         engine.add_steps(phase, batch, STEP_LENGTH, benchmark.stats.stats.data)

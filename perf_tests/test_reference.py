@@ -6,5 +6,5 @@ pytestmark = pytest.mark.headway
 
 
 def test_verify(night_state):
-    """transformers looks at each output once, in a process of its own."""
+    """The reference looks at each output once, in a process of its own, after all is measured."""
     night_state.verify()

@@ -56,6 +56,8 @@ def make_suite(
     levels: Sequence[Level] | None = None,
     *,
     launches: int = 2,
+    dtype: str = "float32",
+    model: str = MODEL,
     limits: Sequence[Limit] = (),
     gate: BaselineGate | None = None,
     description: str = "made up",
@@ -74,7 +76,7 @@ def make_suite(
         idle_timeout_s=5.0,
         step_batches=(1,),
         instances=tuple(
-            Instance(name, "fake", MODEL, "float32", args or {}, env or {}) for name in instances
+            Instance(name, "fake", model, dtype, args or {}, env or {}) for name in instances
         ),
         workloads=(Workload(prompts, tuple(levels or (level(1), level(4)))),),
         limits=(*limits, *ALWAYS),
@@ -105,6 +107,7 @@ def record(
         ended_s=times[-1],
         events=events,
         asked_tokens=tokens,
+        asked_prompt_tokens=PROMPT_TOKENS,
         prompt_tokens=PROMPT_TOKENS,
         completion_tokens=tokens,
         finish_reason="length",
@@ -168,6 +171,7 @@ def make_night(
     speeds = speeds if speeds is not None else {"a": Speed(), "b": Speed()}
     suite = suite or make_suite(tuple(speeds))
     draw = random.Random(seed)
+    model = suite.instances[0].model_name
     runs, launches, steps, expected = [], [], [], []
     for launch in range(suite.launches):
         for name, speed in speeds.items():
@@ -176,7 +180,7 @@ def make_night(
             seconds = (0.010 * (1 + speed.slower) * noise,) * 3
             steps.append(StepTiming(name, launch, "decode", 1, 32, seconds))
             for at in suite.workloads[0].levels:
-                case = Case(name, MODEL, suite.workloads[0].name, at.name)
+                case = Case(name, model, suite.workloads[0].name, at.name)
                 runs.append(make_run(case, launch, at, speed, noise))
                 expected.append((name, launch, case.name))
     results = Results(
@@ -185,7 +189,7 @@ def make_night(
         machine=Machine(device, "Test CPU", 2, 2**33, "Linux 6 x86_64"),
         started_at="2026-11-30T00:00:00Z",
         finished=True,
-        models={MODEL: ModelFacts(MODEL, revision, 64)},
+        models={model: ModelFacts(model, revision, 64)},
         expected=tuple(expected),
         commit="abc123",
         runs=tuple(runs),
@@ -195,20 +199,23 @@ def make_night(
     return verified(results)
 
 
-def verified(results: Results, **faults: int) -> Results:
-    """Add a Verification of every answer; `first_wrong=3` spoils the first three answers."""
-    spoilt = faults.get("first_wrong", 0)
+def verified(results: Results, **faults: float) -> Results:
+    """Add a Verification of every answer; `first_wrong=3` spoils the first three answers.
+
+    `gap` is by how many logits; `tokens` says how many tokens of each.
+    """
+    spoilt, gap = faults.get("first_wrong", 0), faults.get("gap", 2.5)
+    (model,) = results.models
     made = {}
-    for index, pair in enumerate(correctness.pairs(results, MODEL)):
-        wrong = index - 1 < spoilt and index > 0
+    for index, pair in enumerate(correctness.pairs(results, model)):
+        wrong = int(faults.get("tokens", 1)) if index - 1 < spoilt and index > 0 else 0
         made[pair.key] = Verification(
             pair.key,
             num_tokens=len(pair.output),
-            max_gap=2.5 if wrong else 0.0,
-            num_nonargmax=int(wrong),
-            num_violations=int(wrong),
-            first_violation=4 if wrong else None,
-            nonargmax=((4, 2.5, 7),) if wrong else (),
+            max_gap=gap if wrong else 0.0,
+            num_nonargmax=wrong,
+            min_margin=1.0,
+            nonargmax=tuple((4 + k, gap, 7) for k in range(wrong)),
         )
     return dataclasses.replace(results, verifications=made)
 

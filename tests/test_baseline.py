@@ -4,13 +4,14 @@ import dataclasses
 import json
 import math
 import subprocess
+from pathlib import Path
 
 import pytest
 
-from headway import baseline
+from headway import baseline, metrics, proposal
 from headway.core import Case
 from headway.fingerprint import slug
-from headway.suite import SuiteError, load
+from headway.suite import BaselineGate, Limit, SuiteError, load
 
 CASE = Case("b", "fake", "w32_16", "c4")
 
@@ -195,3 +196,114 @@ def test_case_28_an_address_in_an_engine_s_name_is_refused(tmp_path):
     path = write(tmp_path / "s.toml", text + "concurrency = [1]\n")
     with pytest.raises(SuiteError, match="names use a-z"):
         load(path)
+
+
+@pytest.fixture
+def repository(tmp_path, monkeypatch):
+    """A git repository with a folder `some where` in it, which is the current one."""
+    git(tmp_path, "init", "-q")
+    folder = tmp_path / "some where"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return tmp_path
+
+
+@pytest.mark.parametrize("root", ["baselines", "deep/er/base lines", "./baselines", "{here}/b"])
+def test_the_patch_applies_where_it_was_made_for_any_folder_of_baselines(factory, repository, root):
+    """In a folder below the repository's top, for new files and for known ones."""
+    here = repository / "some where"
+    root = Path(root.format(here=here))
+    for count in (1, 2):
+        night = factory.baseline_nights(count)[-1]
+        changes, _ = proposal.propose(night, root)
+        assert len(changes) == 4
+        write(repository / "x.patch", baseline.patch(changes, Path()))
+        git(here, "apply", "../x.patch")
+        stored = baseline.load(baseline.path_of(root, night.machine.device, CASE))
+        assert stored.cells["ttft_p50"].num_nights == count
+
+
+def test_baselines_above_the_current_folder_are_refused(factory, repository):
+    changes, _ = proposal.propose(factory.make_night(), Path("../baselines"))
+    with pytest.raises(baseline.BaselineError, match=r"not below .*start in a folder above"):
+        baseline.patch(changes, Path())
+
+
+def proposed(night, root):
+    """Return the metrics proposed per case name, and the lines."""
+    changes, lines = proposal.propose(night, root)
+    cells = {path.name.split("-fake")[0]: json.loads(new)["cells"] for path, _, new in changes}
+    return {name: set(found) for name, found in cells.items()}, lines
+
+
+GATED = set(BaselineGate().metrics)
+
+
+def test_what_failed_its_limit_is_left_out_by_name(factory, tmp_path):
+    limits = (Limit("ttft_p50", engine="b", over="a", max=1.05),)
+    speeds = {"a": factory.Speed(), "b": factory.Speed(slower=0.2)}
+    night = factory.make_night(speeds, suite=factory.make_suite(limits=limits))
+    found, lines = proposed(night, tmp_path)
+    assert found["a-w32_16-c4"] == GATED
+    assert found["b-w32_16-c4"] == GATED - {"ttft_p50"}
+    (line,) = [line for line in lines if line.startswith("b-w32_16-c4")]
+    assert "2 launches over 1 nights; left out: ttft_p50 (LIMIT: 1.200 of a's" in line
+
+
+def store(night, root):
+    for path, _, new in proposal.propose(night, root)[0]:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(new, encoding="utf-8")
+
+
+def test_a_regression_never_becomes_the_standard(factory, tmp_path):
+    for night in factory.baseline_nights():
+        store(night, tmp_path)
+    slow = factory.make_night({"a": factory.Speed(), "b": factory.Speed(slower=0.2)}, night="slow")
+    found, lines = proposed(slow, tmp_path)
+    assert {name[0] for name in found} == {"a"}
+    (line,) = [line for line in lines if line.startswith("b-w32_16-c4")]
+    assert line.startswith("b-w32_16-c4: not proposed; left out: output_throughput (REGRESSION: ")
+    # Whoever wants it deletes the file, and starts anew.
+    baseline.path_of(tmp_path, slow.machine.device, CASE).unlink()
+    assert proposed(slow, tmp_path)[0]["b-w32_16-c4"] == GATED
+
+
+def test_another_thing_is_never_mixed_into_what_is_stored(factory, tmp_path):
+    store(factory.make_night(), tmp_path)
+    found, lines = proposed(factory.make_night(night="n2", revision="r2"), tmp_path)
+    assert not found
+    assert all("INCOMPATIBLE: another thing was measured: revision: r1 → r2" in x for x in lines)
+
+
+def test_an_engine_that_fails_miscounts_or_is_wrong_is_not_proposed_at_all(factory, tmp_path):
+    speeds = {"a": factory.Speed(), "b": factory.Speed(fails=1, salt=1)}
+    found, lines = proposed(factory.make_night(speeds), tmp_path)
+    assert {name[0] for name in found} == {"a"}
+    assert any("b-w32_16-c4: not proposed, LIMIT b-w32_16-c4 success_rate" in x for x in lines)
+    wrong = factory.verified(factory.make_night(speeds), first_wrong=1)
+    assert {name[0] for name in proposed(wrong, tmp_path)[0]} <= {"a"}
+    night = factory.make_night()
+    miscounted = tuple(
+        dataclasses.replace(
+            run, records=tuple(dataclasses.replace(r, prompt_tokens=1) for r in run.records)
+        )
+        if run.case == CASE
+        else run
+        for run in night.runs
+    )
+    found, lines = proposed(dataclasses.replace(night, runs=miscounted), tmp_path)
+    assert set(found) == {"a-w32_16-c1", "a-w32_16-c4", "b-w32_16-c1"}
+    assert any("b-w32_16-c4: not proposed, LIMIT b-w32_16-c4 token_accuracy" in x for x in lines)
+
+
+def test_a_launch_that_is_missing_is_not_proposed(factory, tmp_path):
+    night = factory.make_night()
+    runs = tuple(r for r in night.runs if (r.case, r.launch) != (CASE, 1))
+    found, lines = proposed(dataclasses.replace(night, runs=runs), tmp_path)
+    assert "b-w32_16-c4" not in found
+    assert any("b-w32_16-c4: not proposed, MISSING" in line for line in lines)
+
+
+def test_a_unit_of_every_metric_may_be_stored():
+    assert {metric.unit for metric in metrics.ALL.values()} <= set(baseline.UNITS)

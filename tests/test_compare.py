@@ -350,3 +350,22 @@ def test_the_json_holds_counts_rows_and_the_exit_code(old, new):
 def test_what_is_no_report_is_refused(old):
     with pytest.raises(ReportError, match="NEW does not fit the schema of a report"):
         compare(old, {"schema": 1})
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        ([0.0, 0.0], [0.0, 0.0], "PASS"),
+        ([0.0, 0.0], [3.0, 3.0], "INCONCLUSIVE"),
+        ([0.0, 3.0], [3.0, 3.0], "INCONCLUSIVE"),
+        ([3.0, 3.0], [0.0, 0.0], "REGRESSION"),
+        ([3.0, 3.0], [3.0, 3.0], "PASS"),
+    ],
+)
+def test_a_rate_of_zero_is_a_value(old, before, after, expected):
+    a, b = (with_values(old, "a", "request_throughput", values) for values in (before, after))
+    found = compare(a, b)
+    assert [row.verdict for row in found.rows] == [expected]
+    json.dumps(to_json(found), allow_nan=False)
+    b["suite"]["gates"] = ["request_throughput"]
+    assert (compare(a, b).exit_code == 1) == (expected == "REGRESSION")

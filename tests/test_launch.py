@@ -54,13 +54,13 @@ def gone(pid: int, timeout_s: float = 15.0) -> bool:
 
 
 @contextlib.contextmanager
-def stranger(model: str) -> Iterator[int]:
-    """A server of somebody else's that answers /health and lists a model."""
+def stranger(status: int = 200) -> Iterator[int]:
+    """A server of somebody else's that answers /health, and lists the very model asked for."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            body = json.dumps({"data": [{"id": model}]}).encode()
-            self.send_response(200)
+            body = json.dumps({"data": [{"id": MODEL["name"]}]}).encode()
+            self.send_response(status)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
@@ -93,8 +93,8 @@ def test_an_engine_is_ready_and_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_a_port_in_use_fails_before_the_launch(tmp_path: Path) -> None:
-    """notes/cases.md 31, first half."""
-    with stranger("fake") as port, pytest.raises(LaunchError) as caught:
+    """The suite's own port is taken: nothing is started."""
+    with stranger() as port, pytest.raises(LaunchError) as caught:
         with launched(spec(tmp_path, port=port)):
             pass
     assert caught.value.kind == "port_in_use"
@@ -102,15 +102,49 @@ def test_a_port_in_use_fails_before_the_launch(tmp_path: Path) -> None:
     assert not (tmp_path / "engine.log").exists()
 
 
-def test_a_stranger_that_answers_health_is_never_measured(
+def beside(port: int, monkeypatch: pytest.MonkeyPatch, launch: LaunchSpec) -> LaunchError:
+    """Launch on a port that was free when we asked, and that a stranger has taken since."""
+    monkeypatch.setattr("headway.engines.launch._choose_port", lambda _: port)
+    with pytest.raises(LaunchError) as caught, launched(launch):
+        pass
+    assert descendants(os.getpid()) == []
+    return caught.value
+
+
+def test_a_stranger_that_answers_for_a_slow_engine_is_never_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """notes/cases.md 31, second half: the port was free when asked, and taken by the time."""
-    with stranger("fake") as port:
-        monkeypatch.setattr("headway.engines.launch._choose_port", lambda _: port)
-        with pytest.raises(LaunchError) as caught, launched(spec(tmp_path)):
-            pass
-    assert caught.value.kind in ("stranger", "died_loading")
+    """Ours lives and has not come to its port yet, while a stranger there says it is ready."""
+    slow = tmp_path / "python"
+    slow.write_text("#!/bin/sh\nexec sleep 600\n")
+    slow.chmod(0o755)
+    with stranger() as port:
+        error = beside(port, monkeypatch, spec(tmp_path, python=slow))
+    assert error.kind == "stranger"
+    assert f"port {port} of fake_a is answered by process {os.getpid()}" in str(error)
+
+
+def test_an_engine_whose_port_a_stranger_took_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ours cannot bind its port, and ends; the stranger there never says that it is ready."""
+    with stranger(status=503) as port:
+        error = beside(port, monkeypatch, spec(tmp_path))
+    assert error.kind == "died_loading"
+    assert f"cannot listen on 127.0.0.1 port {port}" in str(error)
+
+
+def test_a_stranger_that_is_ready_first_is_never_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both at once: whichever is seen first, it is said for what it is."""
+    with stranger() as port:
+        error = beside(port, monkeypatch, spec(tmp_path))
+    reason = {
+        "stranger": f"answered by process {os.getpid()}, which is not ours",
+        "died_loading": f"cannot listen on 127.0.0.1 port {port}",
+    }
+    assert reason[error.kind] in str(error)
 
 
 def test_the_wrong_model_is_named(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ LAYERS = [
     {"correctness"},
     {"verdict", "night"},
     {"report", "proposal", "environment", "workspace"},
+    {"outlook"},
     {"plugin"},
     {"cli"},
 ]

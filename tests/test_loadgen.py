@@ -288,3 +288,14 @@ def test_what_a_request_asks_for_is_sent():
     assert b"\r\nAuthorization: Bearer key" in head
     assert (fields["temperature"], fields["top_p"], fields["seed"]) == (0.5, 0.9, 11)
     assert "ignore_eos" not in fields
+
+
+def test_a_record_says_what_was_asked_whether_it_was_sent_or_not():
+    asked = [replace(one, ignore_eos=place > 0) for place, one in enumerate(virtual.requests(3, 5))]
+    driven, _ = virtual.drive(FakePlan(), asked, virtual.closed(1, 3))
+    driven.sent = driven.sent[:2]
+    records = loadgen.records(driven, asked)
+    assert [one.asked_prompt_tokens for one in records] == [5, 5, 5]
+    assert [one.ignore_eos for one in records] == [False, True, True]
+    assert [one.asked_tokens for one in records] == [one.max_tokens for one in asked]
+    assert [one.completed for one in records] == [True, True, False]

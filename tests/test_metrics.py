@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway import metrics, validity
-from headway.core import Case, Level, RequestError, RequestRecord, Run, TokenEvent
+from headway.core import Case, Level, RequestError, RequestRecord, Run, Slo, TokenEvent
 
 CASE = Case("a", "fake", "w", "c1")
 
@@ -170,4 +170,86 @@ def test_every_metric_says_what_it_is():
     for name, metric in metrics.ALL.items():
         assert metric.name == name
         assert metric.definition
-        assert metric.unit in ("s", "tokens/s", "requests/s", "1", "bytes")
+        assert metric.unit in ("s", "tokens/s", "requests/s", "tokens", "1", "bytes")
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({}, None),
+        ({"finish_reason": "stop"}, None),
+        ({"asked_tokens": 4, "finish_reason": "stop"}, "3 of 4 tokens came, yet it was to go on"),
+        ({"asked_tokens": 4, "finish_reason": "stop", "ignore_eos": False}, None),
+        ({"asked_tokens": 4, "ignore_eos": False}, "yet it ended for length"),
+        ({"prompt_tokens": 8, "asked_prompt_tokens": 8}, None),
+        ({"prompt_tokens": 9, "asked_prompt_tokens": 8}, "usage says 9 prompt tokens, 8 ids were"),
+        ({"prompt_tokens": None, "asked_prompt_tokens": 8}, None),
+        ({"prompt_tokens": 9, "asked_prompt_tokens": 0}, None),
+    ],
+)
+def test_counts_are_held_against_what_was_asked(changes, problem):
+    found = metrics.token_problems(answered([0.1, 0.2, 0.3], **changes))
+    assert len(found) == (problem is not None)
+    assert problem is None or problem in found[0]
+
+
+def test_what_nobody_counted_is_not_accurate():
+    events = tuple(TokenEvent(at_s, text="x") for at_s in (0.1, 0.2))
+    blind = answered([0.1, 0.2], events=events, completion_tokens=None)
+    assert metrics.token_problems(blind) == ["neither ids nor usage say how many tokens came"]
+    assert metrics.token_accuracy(run_of(blind)) == 0.0
+    for name in ("output_throughput_span", "decode_throughput_span", "tokens_per_event"):
+        assert metrics.TABLE[name].of_run(run_of(blind)) is None
+
+
+def with_slo(run, **limits):
+    return dataclasses.replace(run, level=dataclasses.replace(run.level, slo=Slo(**limits)))
+
+
+def test_goodput_counts_what_kept_within_every_limit():
+    good = answered([0.1, 0.2, 0.3])
+    late = answered([0.5, 0.6, 0.7])
+    slow = answered([0.1, 0.9, 1.7])
+    failed = answered([0.1, 0.2], error=RequestError("x", "y"))
+    run = run_of(good, late, slow, failed, answered([0.1, 0.15, 0.2], ended_s=2.0))
+    run = with_slo(run, ttft_s=0.2, tpot_s=0.2)
+    # Two of five, of three tokens each, and the last completion is at 2 s.
+    assert metrics.goodput(run) == pytest.approx(2 / 2.0)
+    assert metrics.token_goodput(run) == pytest.approx(6 / 2.0)
+    assert metrics.goodput(with_slo(run, e2el_s=0.25)) == pytest.approx(1 / 2.0)
+    assert metrics.goodput(with_slo(run, ttft_s=0.01)) == 0.0
+    assert metrics.token_goodput(with_slo(run, ttft_s=0.01)) == 0.0
+
+
+def test_goodput_is_none_without_an_slo_or_without_an_answer():
+    bad = answered([], error=RequestError("x", "y"))
+    assert metrics.goodput(run_of(answered([0.1]))) is None
+    assert metrics.goodput(with_slo(run_of(bad), ttft_s=1.0)) is None
+
+
+@given(st.floats(0.001, 2), st.floats(0.001, 2))
+def test_a_request_of_one_token_cannot_break_a_limit_on_tpot(ttft, limit):
+    run = with_slo(run_of(answered([ttft])), tpot_s=limit)
+    assert metrics.goodput(run) == pytest.approx(1 / ttft)
+
+
+def test_requests_are_per_span_to_the_last_completion():
+    run = run_of(answered([0.5, 1.0], ended_s=2.0), answered([0.5, 1.5], ended_s=4.0))
+    assert metrics.request_throughput(run) == pytest.approx(2 / 4.0)
+    # Tokens end with the last token event; the first of each request is no decoding.
+    assert metrics.output_throughput_span(run) == pytest.approx(4 / 1.5)
+    assert metrics.decode_throughput_span(run) == pytest.approx(2 / 1.5)
+
+
+def test_an_event_of_no_token_is_not_counted_as_one():
+    times = [0.0, 0.5, 1.0]
+    events = (TokenEvent(0.0, "x", num_tokens=0), *(TokenEvent(t, num_tokens=2) for t in times[1:]))
+    record = answered(times, events=events, completion_tokens=4)
+    assert metrics.tpot_s(record) == pytest.approx(1.0 / 4)
+    assert metrics.decode_throughput(run_of(record)) == pytest.approx(4.0)
+
+
+@pytest.mark.parametrize("per_event", [1, 3])
+def test_tokens_per_event(per_event):
+    run = run_of(answered([0.1, 0.2], per_event=per_event), answered([0.1], per_event=per_event))
+    assert metrics.tokens_per_event(run) == per_event

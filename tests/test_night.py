@@ -42,35 +42,6 @@ def test_the_order_within_a_launch_is_drawn_from_the_seed() -> None:
     assert night.order(SMOKE) == night.order(SMOKE)
 
 
-def test_gates_on_unknown_metrics_are_refused() -> None:
-    bad = replace(SMOKE, limits=(replace(SMOKE.limits[0], metric="throughput"),))
-    with pytest.raises(suite.SuiteError, match=r"smoke\.toml: limit\[0\]\.metric.*output_thr"):
-        night.check_metrics(bad)
-
-
-def test_throughput_in_open_loop_is_refused_as_a_gate(tmp_path: Path) -> None:
-    path = tmp_path / "open.toml"
-    path.write_text(
-        '[engine.a]\nkind = "fake"\nmodel = "fake"\n[workload.w]\nrate_per_s = [5]\n'
-        '[[limit]]\nmetric = "output_throughput"\nmin = 1\n'
-    )
-    with pytest.raises(suite.SuiteError, match="is the arrival rate"):
-        night.check_metrics(suite.load(path))
-
-
-def test_the_plan_says_what_a_night_will_do() -> None:
-    text = night.describe(SMOKE)
-    for words in (
-        "4 launches",
-        "12 runs",
-        "fake_b-2",
-        "32 requests",
-        ">= 0.95",
-        "budget 2 minutes",
-    ):
-        assert words in text
-
-
 @pytest.fixture
 def header(factory: ModuleType) -> journal.Header:
     results = factory.make_night()
@@ -111,7 +82,7 @@ def test_knowing_an_item_is_the_same_as_reading_it(
     ]
     for item in items:
         journal.append(tmp_path, item)
-        known = journal.with_item(known, item)
+        known = journal.with_items(known, [item])
     assert journal.read(tmp_path)[1] == known
 
 

@@ -139,13 +139,23 @@ def test_the_plugin_is_registered_under_its_own_name():
     assert PROJECT["project"]["entry-points"]["pytest11"] == {"headway.plugin": "headway.plugin"}
 
 
+def package_of(path: Path) -> str:
+    """The import name of the folder that a file of the tree is in."""
+    folder = next(folder for folder in FOLDERS if path.is_relative_to(ROOT / folder))
+    parts = path.parent.relative_to(ROOT / folder).parts
+    return ".".join([*FOLDERS[folder].split("/"), *parts])
+
+
+def test_the_packages_are_those_of_the_tree():
+    inits = [init for folder in FOLDERS for init in (ROOT / folder).rglob("__init__.py")]
+    listed = PROJECT["tool"]["setuptools"]["packages"]
+    assert len(listed) == len(set(listed))
+    assert set(listed) == {package_of(init) for init in inits}
+
+
 def test_every_folder_of_code_is_a_package():
-    packages = set(PROJECT["tool"]["setuptools"]["packages"])
-    for folder, name in FOLDERS.items():
-        for path in (ROOT / folder).rglob("*.py"):
-            parts = path.parent.relative_to(ROOT / folder).parts
-            package = ".".join([*name.split("/"), *parts])
-            assert package in packages, f"[tool.setuptools] packages leaves out {package}"
+    code = {path.parent for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")}
+    assert [str(folder) for folder in code if not (folder / "__init__.py").is_file()] == []
 
 
 def test_dependencies_are_what_is_imported():

@@ -108,7 +108,7 @@ def test_a_killed_night_resumes_and_leaves_no_process(command: Any, workspace: A
     workspace.write(launches=2)
     with workspace.start("run", "mini") as process:
         workspace.wait_for_runs(3)
-        os.killpg(process.pid, signal.SIGKILL)
+        os.kill(process.pid, signal.SIGKILL)
         process.wait(10)
     assert command.nothing_left(workspace.folder)
     before = workspace.runs_so_far()

@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway import verdict
-from headway.core import Case, EngineInfo
+from headway import proposal, verdict
+from headway.core import Case, EngineInfo, Slo
 from headway.fingerprint import Machine, Treatment
 from headway.report import case_view, private, shape, text
 from headway.report.document import ReportError, document, read_document
@@ -438,7 +438,7 @@ def test_the_next_step_fits_the_outcome(factory, green):
     assert terminal(done, 80, color=False).splitlines()[-1] == "Next: nothing to do."
     slower = factory.make_night({"a": factory.Speed(), "b": factory.Speed(slower=0.12)})
     lines = terminal(report_of(factory, slower, load=stored.get), 80, color=False).splitlines()
-    assert lines[-1] == "Next: find what got slower; if intended: headway baseline propose RUN"
+    assert lines[-1].endswith("if it is meant to be, delete its baseline file.")
     assert lines[-2].startswith("6 SLOWER, ")
 
 
@@ -493,3 +493,65 @@ def test_importing_the_layer_brings_in_nothing_heavy():
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_second_try_is_never_silent(factory):
+    night = factory.make_night()
+    first = dataclasses.replace(night.runs[0], invalid=("the client slept",), attempt=1)
+    second = dataclasses.replace(night.runs[0], attempt=2)
+    night = dataclasses.replace(night, runs=(first, *night.runs[1:], second))
+    made = report_of(factory, night)
+    jsonschema.Draft202012Validator(SCHEMA).validate(json.loads(json.dumps(made)))
+    replaced = {c["instance"] + c["level"]: c["replaced"] for c in made["cases"] if c["replaced"]}
+    assert replaced == {"ac1": [{"launch": 0, "attempt": 1, "reasons": ["the client slept"]}]}
+    assert [run["attempt"] for run in made["cases"][0]["runs"]] == [2, 1]
+    line = "1 Run was replaced: a-w32_16-c1 launch 0 attempt 1: the client slept"
+    assert line in markdown(made).splitlines()
+    assert line in terminal(made, 80, color=False).splitlines()
+    assert made["summary"]["exit_code"] == 0
+
+
+def test_what_has_no_gate_is_counted_as_watched_and_not_as_ok(factory, green):
+    cells = [c for c in green["cells"] if {f["gate"] for f in c["findings"]} == {"watch"}]
+    assert {(c["verdict"], c["word"]) for c in cells} == {("PASS", "watched")}
+    words = green["summary"]["words"]
+    assert words["watched"] == len(cells) > 60
+    assert words["OK"] == green["summary"]["verdicts"]["PASS"] - len(cells)
+    assert list(words) == ["CAN'T TELL YET", "OK", "watched"]
+    head = markdown(green).splitlines()[0]
+    assert head.endswith(f"{words['OK']} OK, {words['watched']} watched** (exit code 0)")
+    green["cells"] = cells
+    assert markdown(green).splitlines()[4].endswith("| watched |")
+
+
+def test_where_a_model_lies_is_in_no_report_and_no_baseline(factory, tmp_path):
+    suite = factory.make_suite(("a",), model="/srv/jane/models/mine")
+    night = factory.make_night({"a": factory.Speed()}, suite=suite)
+    facts = dataclasses.replace(night.models["mine"], name="/srv/jane/models/mine")
+    night = dataclasses.replace(night, models={"mine": facts})
+    made = report_of(factory, night)
+    changes, _ = proposal.propose(night, tmp_path)
+    assert changes
+    texts = [json.dumps(made), markdown(made), terminal(made, 80, color=False)]
+    texts += [text for _, *both in changes for text in both] + [path.name for path, *_ in changes]
+    assert not [text for text in texts if "jane" in text]
+    assert made["models"] == [{"name": "mine", "revision": "r1"}]
+    assert {c["model"] for c in made["cells"]} == {made["instances"][0]["model"]} == {"mine"}
+    assert made["cases"][0]["runs"][0]["vllm_bench_serve"]["model_id"] == "mine"
+
+
+def test_a_goodput_is_reported_with_its_slo(factory):
+    at = dataclasses.replace(factory.level(4), slo=Slo(ttft_s=0.05, tpot_s=0.02))
+    night = factory.make_night({"a": factory.Speed()}, suite=factory.make_suite(("a",), [at]))
+    made = report_of(factory, night)
+    jsonschema.Draft202012Validator(SCHEMA).validate(json.loads(json.dumps(made)))
+    (cell,) = [c for c in made["cells"] if c["metric"] == "goodput"]
+    assert cell["value"] == 0.0  # TTFT is 60 ms
+    assert cell["definition"].endswith("; SLO: ttft_s <= 0.05, tpot_s <= 0.02")
+    # vLLM's clock starts at the send, 0.1 ms later.
+    assert made["cases"][0]["runs"][0]["vllm_bench_serve"]["request_goodput"] == 0.0
+    run = night.runs[0]
+    for limit, good in ((0.05985, 0), (0.0599001, 16)):
+        level = dataclasses.replace(at, slo=Slo(ttft_s=limit))
+        view = case_view.vllm_view.view(dataclasses.replace(run, level=level), 32)
+        assert view["request_goodput"] == pytest.approx(good / view["duration"])

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from headway import metrics, suite
-from headway.core import Case, Level
+from headway.core import Case, Level, Slo
+from headway.results import ModelFacts, check_context
 from headway.suite import ALWAYS, BaselineGate, Limit, SuiteError
 from headway.workload import Prompts
 
@@ -264,3 +265,54 @@ def test_a_suite_does_not_change(load):
     loaded = load(SMALL)
     with pytest.raises(dataclasses.FrozenInstanceError):
         loaded.seed = 2
+
+
+def test_an_slo_is_on_every_level_of_its_workload(load):
+    text = SMALL + "rate_per_s = [1]\nslo = { ttft_s = 0.5, tpot_s = 1 }\n"
+    levels = load(text).workloads[0].levels
+    assert [level.slo for level in levels] == [Slo(ttft_s=0.5, tpot_s=1.0)] * 2
+    assert load(SMALL).workloads[0].levels[0].slo is None
+
+
+def test_the_level_of_a_case(load):
+    loaded = load(SMALL + "[workload.v]\nconcurrency = [2, 3]\nslo = { e2el_s = 9 }\n")
+    for one in loaded.cases():
+        level = loaded.level(one)
+        assert level in loaded.workload(one.workload).levels
+        assert level.name == one.level
+    assert loaded.level(case(workload="v")).slo == Slo(e2el_s=9.0)
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("/srv/jane/models/my_model", "my_model"),
+        ("/srv/jane/models/my_model/", "my_model"),
+        ("~/my_model", "my_model"),
+        ("./my_model", "my_model"),
+        ("../a/my_model", "my_model"),
+        ("/", "model"),
+        ("smollm2_135m", "smollm2_135m"),
+        ("org/name", "org/name"),
+        ("synthetic:qwen2.5_7b", "synthetic:qwen2.5_7b"),
+    ],
+)
+def test_results_name_a_model_without_saying_where_it_lies(load, model, name):
+    loaded = load(SMALL, f"suite.model={model!r}")
+    assert (loaded.instances[0].model, loaded.instances[0].model_name) == (model, name)
+    assert loaded.cases() == (Case("a", name, "w", "c2"),)
+
+
+def test_a_workload_beyond_a_model_s_context_is_refused_with_the_numbers(load):
+    loaded = load(SMALL, "suite.model='/srv/m'")  # 128 prompt and 64 output tokens
+    for holds in (191, 1):
+        facts = {"m": ModelFacts("m", "r", 100, context_length=holds)}
+        with pytest.raises(SuiteError) as caught:
+            check_context(loaded, facts)
+        assert str(caught.value) == (
+            f"{loaded.path}: workload.w has 128 prompt and 64 output tokens, 192 in all; "
+            f"the context of m holds {holds}"
+        )
+    check_context(loaded, {"m": ModelFacts("m", "r", 100, context_length=192)})
+    check_context(loaded, {"m": ModelFacts("m", "r", 100)})
+    check_context(loaded, {})

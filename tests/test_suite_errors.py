@@ -56,7 +56,7 @@ ALLOWED_AT_TOP = "baseline, engine, limit, suite, workload"
         (
             "workload.w.output_token=3",
             "workload.w.output_token is not known; allowed: arrivals, concurrency, output_tokens, "
-            "prompt_tokens, prompts, rate_per_s, requests (did you mean output_tokens?)",
+            "prompt_tokens, prompts, rate_per_s, requests, slo (did you mean output_tokens?)",
         ),
         (
             "baseline.min_night=3",
@@ -110,6 +110,23 @@ def test_an_unknown_key_is_named_with_the_known_ones(refused, override, message)
         ("baseline.metrics=tpot", "baseline.metrics is 'tpot'; it must be a list"),
         ("baseline.metrics=[1]", "baseline.metrics is [1]; it must be a list of names"),
         ("baseline.tolerance=0", "baseline.tolerance is 0.0; it must be above 0"),
+        ("baseline.tolerance=0.049", "baseline.tolerance is 0.049; never tighter than 0.05"),
+        ("workload.w.slo=3", "workload.w.slo is 3; it must be a table"),
+        ("workload.w.slo.ttft_s=0", "workload.w.slo.ttft_s is 0.0; it must be above 0"),
+        ("workload.w.slo.ttft_s=fast", "workload.w.slo.ttft_s is 'fast'; it must be a number"),
+        (
+            "workload.w.slo={}",
+            "workload.w.slo is empty; it holds one or more of ttft_s, tpot_s, e2el_s",
+        ),
+        (
+            "workload.w.slo.ttf_s=1",
+            "workload.w.slo.ttf_s is not known; allowed: e2el_s, tpot_s, ttft_s "
+            "(did you mean ttft_s?)",
+        ),
+        (
+            "engine={a = {kind='x', model='/p/m'}, b = {kind='x', model='/q/m'}}",
+            "engine.b.model is '/q/m', which results would not tell from '/p/m'",
+        ),
         ("limit=3", "limit must be written [[limit]], one table each"),
         ("limit=[3]", "limit must be written [[limit]], one table each"),
     ],

@@ -167,7 +167,7 @@ def test_more_in_flight_than_asked_for_is_found():
 
 
 def test_an_impossible_throughput_is_found():
-    """DESIGN.md §3: 1,520 tokens/s at 16 in flight with a TPOT of 12.8 ms; 1,250 is possible."""
+    """1,520 tokens/s at 16 in flight with a TPOT of 12.8 ms; 1,250 is possible."""
     tokens, tpot_s, really = 256, 0.0128, 20
     service_s = really * tokens / 1520
     ttft_s = service_s - (tokens - 1) * tpot_s

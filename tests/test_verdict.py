@@ -8,10 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binom
 
-from headway import baseline, metrics, verdict
-from headway.core import Case, RequestError
+from headway import baseline, correctness, metrics, verdict
+from headway.core import Case, RequestError, Slo, Verification
 from headway.suite import BaselineGate, Limit
 from headway.verdict import Finding, Judged
+from headway.verdict.stored import against_baseline
+from headway.workload import pair_key
 
 CASE = Case("b", "fake", "w32_16", "c4")
 GATE = BaselineGate()
@@ -302,3 +304,123 @@ def test_client_failures_do_not_count_as_the_engine_being_slow(factory):
     )
     judged = factory.judge(dataclasses.replace(night, runs=(spoilt, *night.runs[1:])))
     assert factory.cell(judged, "a", "ttft_p50", "c1").verdict == "INVALID"
+
+
+def test_outputs_of_a_launch_that_was_not_measured_are_missing_not_right(factory):
+    night = factory.make_night()
+    runs = tuple(r for r in night.runs if (r.case, r.launch) != (CASE, 1))
+    cell = factory.cell(
+        factory.judge(dataclasses.replace(night, runs=runs)), "b", "greedy_equality"
+    )
+    assert cell.verdict == "MISSING"
+    assert "launch 1 of b ended before this level" in cell.findings[0].reason
+
+
+@pytest.mark.parametrize("error", [None, "the reference's device has no memory"])
+def test_a_launch_time_ends_with_a_verified_token_or_is_missing(factory, error):
+    night = factory.make_night()
+    key = pair_key(correctness.launch_prompt(night, "fake"), night.launches[0].first_output)
+    known = {k: v for k, v in night.verifications.items() if k != key}
+    if error:
+        known[key] = Verification(key, error=error)
+    judged = factory.judge(dataclasses.replace(night, verifications=known))
+    cell = factory.cell(judged, "b", "launch_time", "")
+    assert cell.verdict == "MISSING"
+    assert "its first token was not verified" in cell.findings[0].reason
+    assert factory.cell(factory.judge(night), "b", "launch_time", "").verdict == "PASS"
+
+
+def test_a_cell_without_a_gate_is_watched_and_not_ok(factory):
+    judged = factory.judge(factory.make_night())
+    watched = factory.cell(judged, "b", "e2el_p99")
+    assert (watched.verdict, watched.word) == ("PASS", "watched")
+    assert factory.cell(judged, "b", "success_rate").word == "OK"
+    assert factory.cell(judged, "b", "ttft_p50").word == "CAN'T TELL YET"
+    assert verdict.exit_code([watched.verdict]) == 0
+
+
+def slo_night(factory, slo, **more):
+    at = dataclasses.replace(factory.level(4), slo=slo)
+    suite = factory.make_suite(("a",), [at], **more)
+    return factory.make_night({"a": factory.Speed()}, suite=suite)
+
+
+def test_goodput_is_judged_only_where_an_slo_says_what_is_good(factory):
+    without = {j.metric for j in factory.judge(slo_night(factory, None))}
+    with_slo = {j.metric for j in factory.judge(slo_night(factory, Slo(ttft_s=0.1)))}
+    assert with_slo - without == {"goodput", "token_goodput"}
+
+
+def test_another_slo_is_another_identity_only_where_a_goodput_has_a_baseline(factory):
+    case = Case("a", "fake", "w32_16", "c4")
+
+    def identity(slo, gate):
+        return verdict.identity_of(slo_night(factory, slo, gate=gate), case)
+
+    speeds, goods = BaselineGate(), BaselineGate(metrics=("goodput",))
+    assert identity(Slo(ttft_s=0.1), speeds) == identity(None, speeds)
+    assert identity(Slo(ttft_s=0.1), goods) != identity(Slo(ttft_s=0.2), goods)
+
+
+def test_a_goodput_that_is_gone_is_a_regression():
+    goodput = metrics.ALL["goodput"]
+    found = against(goodput, [0.0], [9.0, 10.0, 11.0])
+    assert found.verdict == "REGRESSION"
+    assert found.reason == "nothing is left of the baseline's 10.0 requests/s"
+
+
+def stored_nights(nights):
+    """Return a load function and a night's cells from lists of launches' values."""
+    samples = tuple(
+        baseline.Stored(f"n{night}", launch, value)
+        for night, values in enumerate(nights)
+        for launch, value in enumerate(values)
+    )
+    return baseline.Cell("s", "lower", samples)
+
+
+def judge_tonight(factory, tonight, cell, gate):
+    results = factory.make_night(suite=factory.make_suite(gate=gate))
+    stored = baseline.Baseline(
+        1,
+        verdict.identity_of(results, CASE),
+        results.machine.environment(),
+        verdict.treatment_of(results, "b"),
+        {"ttft_p50": cell},
+    )
+    return against_baseline(results, CASE, TTFT, tonight, lambda _: stored, gate)
+
+
+def test_launches_of_one_night_are_one_sample_so_false_alarms_stay_at_the_stated_rate(factory):
+    """5 nights of 2 launches, 3 % between nights and 1 % within: 1 in 100, not 1 in 20."""
+    draw, alarms, naive, rounds = random.Random(5), 0, 0, 2000
+
+    def night():
+        mood = draw.lognormvariate(0, 0.03)
+        return [0.1 * mood * draw.lognormvariate(0, 0.01) for _ in range(2)]
+
+    gate = BaselineGate(tolerance=1e-9)  # the margin alone, not its floor
+    for _ in range(rounds):
+        nights, tonight = [night() for _ in range(5)], night()
+        medians = verdict.stored._night_medians(stored_nights(nights))
+        alarms += against(TTFT, tonight, medians, gate).verdict == "REGRESSION"
+        pooled = [value for values in nights for value in values]
+        naive += against(TTFT, tonight, pooled, gate).verdict == "REGRESSION"
+    # Nominally 1 in 100; 0.012 because the centre is a median, as above.
+    assert alarms <= binom.ppf(0.999, rounds, 0.012)
+    assert naive > binom.ppf(0.999, rounds, 0.012)
+
+
+def test_the_gate_counts_nights_and_says_so(factory):
+    gate = BaselineGate(min_launches=2, min_nights=2)
+    nights = stored_nights([(0.100, 0.102), (0.101, 0.103), (0.100, 0.101)])
+    found = judge_tonight(factory, [0.101, 0.102], nights, gate)
+    assert found.verdict == "PASS"
+    assert "(3 nights; margin" in found.reason
+
+
+def test_one_night_can_show_no_spread_between_nights(factory):
+    gate = BaselineGate(min_launches=2, min_nights=1)
+    found = judge_tonight(factory, [0.2], stored_nights([(0.1, 0.1, 0.1)]), gate)
+    assert found.verdict == "RECORDING"
+    assert "3 of 2 launches, night 1 of 2" in found.reason

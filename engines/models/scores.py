@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-MAX_NONARGMAX = 20
+# Longer lists end early; the largest gap and the counts are of all tokens.
+MAX_NONARGMAX = 1000
 
 
 @dataclass(frozen=True, slots=True)

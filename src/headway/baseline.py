@@ -21,7 +21,7 @@ from headway.core import Case
 from headway.fingerprint import Treatment, slug
 
 SCHEMA = 1
-UNITS = ("s", "tokens/s", "requests/s", "1", "bytes")
+UNITS = ("s", "tokens/s", "requests/s", "tokens", "1", "bytes")
 
 
 class BaselineError(ValueError):
@@ -126,13 +126,17 @@ def merge(old: Baseline | None, new: Baseline) -> Baseline:
 
 
 def patch(changes: Sequence[tuple[Path, str, str]], root: Path) -> str:
-    """Render (file, old text, new text) as one patch for `git apply`, paths from `root`."""
+    """Render (file, old text, new text) as one patch for `git apply` in the folder `root`.
+
+    Without git's own headers, whose paths count from the top of the repository wherever git
+    stands. Raises BaselineError for a file that lies elsewhere: git would not write it.
+    """
     pieces: list[str] = []
     for path, old, new in changes:
-        name = path.relative_to(root).as_posix()
+        if not path.resolve().is_relative_to(root.resolve()):
+            raise BaselineError(f"{path} is not below {root.resolve()}: start in a folder above it")
+        name = path.resolve().relative_to(root.resolve()).as_posix()
         source = f"a/{name}" if old else "/dev/null"
-        if not old:
-            pieces += [f"diff --git a/{name} b/{name}\n", "new file mode 100644\n"]
         # Only "\n" ends a line for git; str.splitlines would also split at U+2028 in a name.
         before, after = io.StringIO(old).readlines(), io.StringIO(new).readlines()
         lines = difflib.unified_diff(before, after, source, f"b/{name}")

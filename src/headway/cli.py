@@ -6,7 +6,6 @@ import argparse
 import json
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -29,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         return environment.main(words[1:])
     arguments, rest = _parser().parse_known_args(words)
-    if rest and arguments.command is not run:
+    if rest and arguments.command not in (run, judge):
         _parser().error(f"unrecognized arguments: {' '.join(rest)}")
     try:
         code: int = arguments.command(arguments, rest)
@@ -65,6 +64,12 @@ def _parser() -> argparse.ArgumentParser:
     sub = add("plan", plan, "Say what a suite would measure, in which order.")
     sub.add_argument("suite", help="name of a suite, or the path of its .toml")
     sub.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    sub.add_argument("--reports", type=Path, default=Path("reports"), metavar="DIR")
+
+    sub = add("judge", judge, "Judge a night again from its journal; nothing is measured.")
+    sub.add_argument("run", type=Path, help="folder of the night")
+    sub.add_argument("--strict", action="store_true", help="what cannot be told yet fails")
+    sub.add_argument("--baselines", type=Path, default=Path("baselines"), metavar="DIR")
 
     sub = add("gate", gate, "Turn a night into an exit status.")
     sub.add_argument("run", type=Path, help="folder of the night, or its report.json")
@@ -109,36 +114,51 @@ def run(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
         raise UsageFailure(
             f"{arguments.reports} cannot be written: {error.strerror}; choose another by --reports"
         ) from error
-    command = [sys.executable, "-m", "pytest", "--pyargs", "headway.perf_tests"]
-    command += ["--import-mode=importlib", "-p", "no:cacheprovider"]
-    command += [f"--benchmark-storage=file://{arguments.reports / 'pytest-benchmark'}"]
-    command += ["--benchmark-columns=min,median,max,rounds", "--benchmark-sort=name"]
-    command += ["--headway-suite", arguments.suite, "--headway-device", arguments.device]
-    command += ["--headway-reports", str(arguments.reports)]
-    command += ["--headway-baselines", str(arguments.baselines)]
+    words = ["--headway-suite", arguments.suite, "--headway-device", arguments.device]
     for name in ("engine", "level", "set"):
         for value in getattr(arguments, name):
-            command += [f"--headway-{name}", value]
-    command += ["--headway-fresh"] if arguments.fresh else []
-    command += ["--headway-strict"] if arguments.strict else []
+            words += [f"--headway-{name}", value]
+    words += ["--headway-fresh"] if arguments.fresh else []
+    return _pytest(arguments, [*words, *rest])
+
+
+def judge(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
+    """`headway judge RUN [pytest options]`: the same tests on what is in the journal."""
+    arguments.reports = arguments.run.parent
+    return _pytest(arguments, ["--headway-run", str(arguments.run), *rest])
+
+
+def _pytest(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
+    """Run pytest in this process: whoever ends `headway` ends the night."""
+    import pytest
+
+    words = ["--pyargs", "headway.perf_tests", "--import-mode=importlib", "-p", "no:cacheprovider"]
+    # This module was imported before pytest could rewrite its assertions; it has none.
+    words += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
+    words += [f"--benchmark-storage=file://{arguments.reports / 'pytest-benchmark'}"]
+    words += ["--benchmark-columns=min,median,max,rounds", "--benchmark-sort=name"]
+    words += ["--headway-reports", str(arguments.reports)]
+    words += ["--headway-baselines", str(arguments.baselines)]
+    words += ["--headway-strict"] if arguments.strict else []
     if not any(word.startswith("--junit") for word in rest):
-        command += ["--junitxml", str(arguments.reports / "junit.xml")]
-    status = subprocess.call([*command, *rest])
-    # pytest: 4 usage, 5 nothing was collected.
-    return USAGE if status in (4, 5) else status
+        words += ["--junitxml", str(arguments.reports / "junit.xml")]
+    status = int(pytest.main([*words, *rest]))
+    # pytest's own: 2 interrupted, 3 internal error, 4 usage, 5 nothing was collected.
+    return {2: CANNOT_TELL, 4: USAGE, 5: USAGE}.get(status, status)
 
 
 def plan(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
     """`headway plan SUITE`."""
-    from headway import night, suite
-    from headway.plugin.files import suite_folders
+    from headway import outlook, suite
+    from headway.plugin.files import earlier_nights, suite_folders
 
     try:
         loaded = suite.load(suite.find(arguments.suite, suite_folders()), arguments.set)
-        night.check_metrics(loaded)
+        outlook.check(loaded)
     except suite.SuiteError as error:
         raise UsageFailure(str(error)) from error
-    sys.stdout.write(night.describe(loaded))
+    known = earlier_nights(loaded.name, arguments.reports)
+    sys.stdout.write(outlook.describe(loaded, known))
     return GOOD
 
 
@@ -149,8 +169,9 @@ def gate(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
     document = _document(arguments.run)
     verdicts = [cell["verdict"] for cell in document["cells"]]
     code = verdict.exit_code(verdicts, arguments.strict)
-    counts = {word: verdicts.count(word) for word in verdict.ORDER if word in verdicts}
-    shown = ", ".join(f"{count} {word}" for word, count in counts.items()) or "nothing was judged"
+    said = [c["word"] if c["word"] == verdict.WATCHED else c["verdict"] for c in document["cells"]]
+    counts = [(said.count(word), word) for word in (*verdict.ORDER, verdict.WATCHED)]
+    shown = ", ".join(f"{count} {word}" for count, word in counts if count) or "nothing was judged"
     sys.stdout.write(f"{document['night']}: {shown}\n")
     for cell in document["cells"]:
         if cell["verdict"] in verdict.FAILS:
@@ -196,12 +217,13 @@ def propose(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
     try:
         _, results = night.read(arguments.run)
         changes, lines = proposal.propose(results, arguments.baselines)
+        text = baseline.patch(changes, Path())
     except (night.JournalError, baseline.BaselineError) as error:
         raise UsageFailure(str(error)) from error
     if not changes:
         raise UsageFailure(f"{arguments.run}: there is nothing to propose: {'; '.join(lines)}")
     path = arguments.run / "baseline.patch"
-    path.write_text(baseline.patch(changes, arguments.baselines.parent), encoding="utf-8")
+    path.write_text(text, encoding="utf-8")
     sys.stdout.write("\n".join(lines) + f"\n\nreview it, then:  git apply {path}\n")
     return GOOD
 

@@ -63,7 +63,8 @@ class RequestRecord:
 
     `due_s` is when the schedule asked for it (open loop) or when its slot became free (closed
     loop); `sent_s` is when its first byte left (None: never sent); `ended_s` is when the response
-    ended or failed (None: still in flight when the Run was closed).
+    ended or failed (None: still in flight when the Run was closed). `asked_prompt_tokens` is 0 for
+    a prompt that was sent as text.
     """
 
     index: int
@@ -72,6 +73,8 @@ class RequestRecord:
     ended_s: float | None
     events: tuple[TokenEvent, ...] = ()
     asked_tokens: int = 0
+    asked_prompt_tokens: int = 0
+    ignore_eos: bool = True
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     finish_reason: str | None = None
@@ -93,6 +96,26 @@ class RequestRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class Slo:
+    """What a request must keep within to count as good; None in a field sets no limit there."""
+
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    e2el_s: float | None = None
+
+    def holds(self, ttft_s: float | None, tpot_s: float | None, e2el_s: float | None) -> bool:
+        """Whether latencies are within every limit; what has no token event is within none.
+
+        A request of one token has no TPOT, and nothing to be late with.
+        """
+        tpot_fine = self.tpot_s is None or tpot_s is None or tpot_s <= self.tpot_s
+        pairs = ((ttft_s, self.ttft_s), (e2el_s, self.e2el_s))
+        return tpot_fine and all(
+            value is not None and (limit is None or value <= limit) for value, limit in pairs
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Level:
     """How hard the engine is pressed: a fixed concurrency, or arrivals at a rate."""
 
@@ -101,6 +124,7 @@ class Level:
     concurrency: int | None = None
     rate_per_s: float | None = None
     arrivals: str = "closed"
+    slo: Slo | None = None
 
     @property
     def closed(self) -> bool:
@@ -153,10 +177,8 @@ class Run:
 class Capabilities:
     """What an endpoint understands. Only supported fields are sent."""
 
-    ids_in: bool = True
     ids_out: bool = True
     ignore_eos: IgnoreEos = "emit"
-    logprobs: bool = False
     usage_in_stream: bool = True
     engine_stamps: bool = False
     control: bool = False
@@ -210,18 +232,16 @@ class StepTiming:
 class Verification:
     """What the reference says of one output: how far each token is from its own choice.
 
-    A gap is the reference's highest logit minus the logit of the token that was emitted.
-    `key` names the pair (prompt, output). `nonargmax` lists (index, gap, rank) of tokens that
-    were not the reference's choice; `violations` counts those with a gap beyond epsilon.
-    `error` is why the pair could not be judged.
+    A gap is the reference's highest logit minus the logit of the token that was emitted, a margin
+    its highest logit minus its second. `key` names the pair (prompt, output). `nonargmax` lists
+    (index, gap, rank) of tokens that were not the reference's choice, in order; it may end early,
+    `max_gap` and `num_nonargmax` are of all. `error` is why the pair could not be judged.
     """
 
     key: str
     num_tokens: int = 0
     max_gap: float = 0.0
     num_nonargmax: int = 0
-    num_violations: int = 0
-    first_violation: int | None = None
     min_margin: float | None = None
     nonargmax: tuple[tuple[int, float, int], ...] = ()
     error: str | None = None

@@ -8,12 +8,13 @@ matter where an output leaves the reference's own greedy text: each prefix is th
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from headway.core import Case, Request, RequestRecord, Run, Verification
-from headway.results import Results
+from headway.results import Generated, Results
 from headway.workload import Vocabulary, make_requests, pair_key
 
 
@@ -22,16 +23,25 @@ class Tolerance:
     """Per dtype of the engine: the largest gap, in logits, and the share of tokens with any gap.
 
     Sources: rounding of bf16 and fp16 logits between 16 and 32 (0.125 and 0.0156), what vLLM's and
-    SGLang's own suites allow; in fp32 the same noise is near 1e-6, so exact tokens are a fair
-    demand and a gap beyond 1e-3 is a wrong token.
+    SGLang's own suites allow. In fp32 the same noise is near 1e-6, so every token must be the
+    reference's choice; there epsilon only says what is a tie within the reference itself.
     """
 
     epsilon: float
     max_nonargmax: float
 
+    @property
+    def max_gap(self) -> float:
+        """The largest gap that a token may have: 0 where no other token may be chosen."""
+        return self.epsilon if self.max_nonargmax else 0.0
+
+    def allows(self, verification: Verification) -> bool:
+        """Whether each token of a verified output may stand, by itself."""
+        return verification.error is None and verification.max_gap <= self.max_gap
+
 
 TOLERANCES = {
-    "float32": Tolerance(1e-3, 0.001),
+    "float32": Tolerance(1e-3, 0.0),
     "float16": Tolerance(0.10, 0.01),
     "bfloat16": Tolerance(0.25, 0.02),
 }
@@ -48,28 +58,53 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Equality:
-    """What verification says of one case."""
+    """What verification says of one case; `right` counts outputs without a wrong token."""
 
     num_requests: int = 0
     num_tokens: int = 0
     num_nonargmax: int = 0
+    right: int = 0
     wrong: tuple[str, ...] = ()
     unverified: tuple[str, ...] = ()
 
 
+# Judging asks for the same prompts and pairs many times, and both are pure functions.
+_made = functools.lru_cache(maxsize=32)(make_requests)
+_key = functools.lru_cache(maxsize=1 << 15)(pair_key)
+
+
+def tolerance_of(results: Results, instance: str) -> Tolerance:
+    """Return what an instance's own dtype allows."""
+    return TOLERANCES[results.suite.instance(instance).dtype]
+
+
+def requests_for(results: Results, case: Case, n: int, launch: int) -> tuple[Request, ...]:
+    """Return the first n requests of a case in a launch: prompts are made anew, never stored."""
+    workload = results.suite.workload(case.workload)
+    # Fewer are a prefix of more, so that all levels share what is made here.
+    most = max(n, *(level.num_requests for level in workload.levels))
+    vocabulary = _vocabulary(results, case.model)
+    return _made(workload.prompts, most, launch, results.suite.seed, vocabulary)[:n]
+
+
+def _vocabulary(results: Results, model: str) -> Vocabulary:
+    facts = results.models[model]
+    return Vocabulary(facts.vocab_size, facts.special_ids)
+
+
 def requests_of(results: Results, run: Run) -> tuple[Request, ...]:
-    """Make a Run's requests again: prompts are never stored."""
-    facts = results.models[run.case.model]
-    prompts = results.suite.workload(run.case.workload).prompts
-    vocabulary = Vocabulary(facts.vocab_size, facts.special_ids)
-    n = run.level.num_requests
-    return make_requests(prompts, n, run.launch, results.suite.seed, vocabulary)
+    """Make a Run's requests again."""
+    return requests_for(results, run.case, run.level.num_requests, run.launch)
 
 
 def launch_prompt(results: Results, model: str) -> tuple[int, ...]:
     """Return the short prompt whose answer ends a launch's start."""
-    facts = results.models[model]
-    ids = Vocabulary(facts.vocab_size, facts.special_ids).ordinary_ids()
+    return _launch_prompt(_vocabulary(results, model))
+
+
+@functools.lru_cache(maxsize=8)
+def _launch_prompt(vocabulary: Vocabulary) -> tuple[int, ...]:
+    ids = vocabulary.ordinary_ids()
     return tuple(ids[(7 * k + 3) % len(ids)] for k in range(8))
 
 
@@ -77,7 +112,7 @@ def pairs(results: Results, model: str) -> Iterator[Pair]:
     """Yield every answer of a model's instances once: launches' first tokens, then Runs'."""
     seen: set[str] = set()
     for prompt, output in _answers(results, model):
-        key = pair_key(prompt, output)
+        key = _key(prompt, output)
         if output and key not in seen:
             seen.add(key)
             yield Pair(key, prompt, output)
@@ -85,96 +120,120 @@ def pairs(results: Results, model: str) -> Iterator[Pair]:
 
 def _answers(results: Results, model: str) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
     for launch in results.launches:
-        if results.suite.instance(launch.instance).model == model:
+        if results.suite.instance(launch.instance).model_name == model:
             yield launch_prompt(results, model), launch.first_output
     for run in results.runs:
         if run.case.model == model:
-            for request, record in zip(requests_of(results, run), run.records, strict=True):
-                if record.completed:
-                    yield request.prompt_token_ids, record.output_token_ids or ()
+            for request, record in _completed(results, run):
+                yield request.prompt_token_ids, record.output_token_ids or ()
+
+
+def _completed(results: Results, run: Run) -> Iterator[tuple[Request, RequestRecord]]:
+    for request, record in zip(requests_of(results, run), run.records, strict=False):
+        if record.completed:
+            yield request, record
 
 
 def equality(results: Results, case: Case) -> Equality:
-    """Judge every completed request of a case, over all launches."""
-    tolerance = TOLERANCES[results.suite.instance(case.instance).dtype]
+    """Judge every completed request of a case, over all launches that were to be measured."""
+    tolerance = tolerance_of(results, case.instance)
+    generated = {one.prompt_key: one for one in results.generated}
+    runs = results.runs_of(case)
+    missing = [n for n in results.launches_of(case) if n not in runs]
     wrong: list[str] = []
-    unverified: list[str] = []
-    requests = tokens = nonargmax = 0
-    for launch, run in sorted(results.runs_of(case).items()):
-        for request, record in zip(requests_of(results, run), run.records, strict=True):
-            if not record.completed:
-                continue
+    unverified = [results.why_missing(case, launch) for launch in missing]
+    found: list[Verification] = []
+    differing: list[str] = []
+    requests = 0
+    for launch, run in sorted(runs.items()):
+        for request, record in _completed(results, run):
             requests += 1
             where = f"launch {launch} request {record.index}"
-            verification = _find(results, request, record)
-            if verification is None:
-                unverified.append(f"{where} was not verified")
-            elif verification.error is not None:
+            output = record.output_token_ids
+            verification = _verification(results, request.prompt_token_ids, output)
+            if verification.error is not None:
                 unverified.append(f"{where}: {verification.error}")
-            else:
-                tokens += verification.num_tokens
-                nonargmax += verification.num_nonargmax
-                wrong += _wrong_tokens(where, verification, tolerance)
+                continue
+            found.append(verification)
+            wrong += _wrong_token(where, verification, tolerance)
+            expected = generated.get(_key(request.prompt_token_ids, ())) if generated else None
+            differing += _difference(where, output or (), expected, tolerance)
+    tokens = sum(v.num_tokens for v in found)
+    others = sum(v.num_nonargmax for v in found)
+    right = sum(map(tolerance.allows, found))
     allowed = math.ceil(tolerance.max_nonargmax * tokens)
-    if nonargmax > allowed:
-        wrong.append(f"{nonargmax} of {tokens} tokens are not the reference's, {allowed} allowed")
-    wrong += _generated_differences(results, case)
-    return Equality(requests, tokens, nonargmax, tuple(wrong), tuple(unverified))
+    if others > allowed and tolerance.max_nonargmax:
+        wrong.append(f"{others} of {tokens} tokens are not the reference's, {allowed} allowed")
+    return Equality(requests, tokens, others, right, (*wrong, *differing), tuple(unverified))
 
 
-def _find(results: Results, request: Request, record: RequestRecord) -> Verification | None:
-    output = record.output_token_ids
+def _verification(
+    results: Results, prompt: tuple[int, ...], output: tuple[int, ...] | None
+) -> Verification:
+    """Return what the reference said of an answer; `error` where it said nothing."""
     if output is None:
         return Verification("", error="the server sent no token ids")
-    return results.verifications.get(pair_key(request.prompt_token_ids, output))
+    key = _key(prompt, output)
+    return results.verifications.get(key) or Verification(key, error="the reference was not asked")
 
 
-def _wrong_tokens(where: str, verification: Verification, tolerance: Tolerance) -> list[str]:
-    if not verification.num_violations:
+def _wrong_token(where: str, verification: Verification, tolerance: Tolerance) -> list[str]:
+    if tolerance.allows(verification):
         return []
-    index = verification.first_violation
+    beyond = [(i, gap) for i, gap, _ in verification.nonargmax if gap > tolerance.max_gap]
+    # Of a long list the end may be missing; the largest gap never is.
+    index, gap = beyond[0] if beyond else ("?", verification.max_gap)
+    allowed = f"{tolerance.max_gap:g} allowed" if tolerance.max_gap else "exact ids are asked for"
+    more = f", the first of {len(beyond)} in this output" if len(beyond) > 1 else ""
     return [
-        f"{where}: token {index} is not what the reference would emit (gap up to "
-        f"{verification.max_gap:.3g} logits, {tolerance.epsilon:g} allowed), "
-        f"{verification.num_violations} such tokens"
+        f"{where}: token {index} is not what the reference would emit "
+        f"(gap {gap:.3g} logits, {allowed}){more}"
     ]
 
 
 def wrong_first_tokens(results: Results, instance: str) -> list[str]:
     """Name the launches of an instance whose first token is not the reference's."""
-    tolerance = TOLERANCES[results.suite.instance(instance).dtype]
-    prompt = launch_prompt(results, results.suite.instance(instance).model)
-    found: list[str] = []
+    tolerance = tolerance_of(results, instance)
+    return [
+        wrong
+        for where, verification in _first_tokens(results, instance)
+        if verification.error is None
+        for wrong in _wrong_token(where, verification, tolerance)
+    ]
+
+
+def unverified_first_tokens(results: Results, instance: str) -> list[str]:
+    """Name the launches of an instance whose first token nobody has verified."""
+    return [
+        f"{where}: its first token was not verified ({verification.error})"
+        for where, verification in _first_tokens(results, instance)
+        if verification.error is not None
+    ]
+
+
+def _first_tokens(results: Results, instance: str) -> Iterator[tuple[str, Verification]]:
     for launch in results.launches:
-        verification = results.verifications.get(pair_key(prompt, launch.first_output))
-        if launch.instance == instance and verification is not None:
+        if launch.instance == instance and launch.launch_s is not None:
+            prompt = launch_prompt(results, results.suite.instance(instance).model_name)
             where = f"launch {launch.launch} attempt {launch.attempt}"
-            found += _wrong_tokens(where, verification, tolerance)
-    return found
+            yield where, _verification(results, prompt, launch.first_output or None)
 
 
-def _generated_differences(results: Results, case: Case) -> list[str]:
+def _difference(
+    where: str, output: Sequence[int], expected: Generated | None, tolerance: Tolerance
+) -> list[str]:
     """Compare with the reference's own `generate`, where it was asked.
 
-    A divergence at a token whose gap is within ε is a tie: either side may take it.
+    Up to where the two part their prefix is the same, so that the margin there says whether the
+    reference itself was undecided: within ε either side may take either token.
     """
-    found = []
-    generated = {g.prompt_key: g.output for g in results.generated}
-    for launch, run in sorted(results.runs_of(case).items()):
-        for request, record in zip(requests_of(results, run), run.records, strict=True):
-            expected = generated.get(pair_key(request.prompt_token_ids, ()))
-            output = record.output_token_ids
-            if expected is None or output is None or not record.completed:
-                continue
-            at = first_difference(output, expected)
-            verification = _find(results, request, record)
-            ties = {index for index, *_ in verification.nonargmax} if verification else set()
-            if at is not None and at not in ties:
-                found.append(
-                    f"launch {launch} request {record.index}: differs from the reference's "
-                    f"generate at token {at}"
-                )
-    return found
+    at = first_difference(output, expected.output) if expected is not None else None
+    if expected is None or at is None:
+        return []
+    margin = expected.margins[at] if at < len(expected.margins) else math.inf
+    if margin <= tolerance.epsilon:
+        return []
+    return [f"{where}: differs from the reference's generate at token {at}"]
 
 
 def first_difference(output: Sequence[int], expected: Sequence[int]) -> int | None:

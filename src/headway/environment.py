@@ -106,6 +106,12 @@ def environment_of(engine: str) -> Environment:
     )
 
 
+def kinds() -> list[str]:
+    """Every kind of engine that there is an environment for, the reference left out."""
+    named = {kind for environment in environments().values() for kind in environment.engines}
+    return sorted(named - {"reference"})
+
+
 def python_for(kind: str, home: Path | None = None, say: Write | None = None) -> Path:
     """The Python in which engines of kind `kind` run; makes its environment if need be.
 

@@ -13,6 +13,7 @@ import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from headway import sse, stats
 from headway.core import Capabilities, Level, Request, RequestError, RequestRecord, TokenEvent
@@ -207,9 +208,16 @@ def _not_sent(driven: Drive, place: int, request: Request) -> RequestRecord:
         error, due_s = RequestError("not_sent", reason, "client"), driven.offsets_s[place]
     else:
         error, due_s = RequestError("not_sent", reason), driven.end_s - driven.start_s
-    return RequestRecord(
-        request.index, due_s, None, None, asked_tokens=request.max_tokens, error=error
-    )
+    return RequestRecord(request.index, due_s, None, None, error=error, **_asked(request))
+
+
+def _asked(request: Request) -> dict[str, Any]:
+    """Return what the counts of an answer are held against."""
+    return {
+        "asked_tokens": request.max_tokens,
+        "asked_prompt_tokens": len(request.prompt_token_ids),
+        "ignore_eos": request.ignore_eos,
+    }
 
 
 def _record(start_s: float, sent: Sent, request: Request) -> RequestRecord:
@@ -226,13 +234,13 @@ def _record(start_s: float, sent: Sent, request: Request) -> RequestRecord:
         sent_s=since(exchange.sent_s),
         ended_s=since(exchange.ended_s),
         events=tuple(_shift(event, start_s) for event in stream.events),
-        asked_tokens=request.max_tokens,
         prompt_tokens=stream.prompt_tokens,
         completion_tokens=stream.completion_tokens,
         finish_reason=stream.finish_reason,
         engine_arrived_s=since(stream.engine_arrived_s),
         error=error,
         warnings=warnings,
+        **_asked(request),
     )
 
 

@@ -1,7 +1,6 @@
 """The table of metrics: what each is called, means, and when it is None.
 
-Definitions are those of DESIGN.md §3. A request that failed gives no latency sample; a metric
-without samples is None, never 0.
+A request that failed gives no latency sample; a metric without samples is None, never 0.
 """
 
 from __future__ import annotations
@@ -30,6 +29,7 @@ class Metric:
     percentile: float | None = None
     closed_loop_only: bool = False
     further_tokens_only: bool = False
+    slo_only: bool = False
 
     def worse_by(self, value: float, than: float) -> float:
         """Return how much worse `value` is, as a ratio minus one: 0.05 is 5 % worse."""
@@ -53,6 +53,12 @@ def e2el_s(record: RequestRecord) -> float | None:
     return record.events[-1].at_s - record.due_s if record.completed and record.events else None
 
 
+def e2el_sent_s(record: RequestRecord) -> float | None:
+    """Last token event − sent."""
+    late = ttft_sent_s(record)
+    return None if late is None else late + _decoding_s(record)
+
+
 def output_tokens(record: RequestRecord) -> int | None:
     """Tokens generated: the server's usage, else the ids or counts of its events."""
     if record.completion_tokens is not None:
@@ -63,14 +69,22 @@ def output_tokens(record: RequestRecord) -> int | None:
 
 def tpot_s(record: RequestRecord) -> float | None:
     """(last − first token event) / tokens after the first event; None with no further token."""
+    further = _further_tokens(record)
+    return None if further is None else _decoding_s(record) / further
+
+
+def _further_tokens(record: RequestRecord) -> int | None:
+    """Count tokens after the first event of a completed request; None where there is none."""
     total = output_tokens(record)
-    if not (record.completed and record.events) or total is None:
+    if not record.completed or len(record.events) < 2 or total is None:
         return None
     first = record.events[0].num_tokens
-    after_first = total - (1 if first is None else first)
-    if after_first <= 0 or len(record.events) < 2:
-        return None
-    return (record.events[-1].at_s - record.events[0].at_s) / after_first
+    further = total - (1 if first is None else first)
+    return further if further > 0 else None
+
+
+def _decoding_s(record: RequestRecord) -> float:
+    return record.events[-1].at_s - record.events[0].at_s
 
 
 def itl_s(record: RequestRecord) -> list[float]:
@@ -124,33 +138,70 @@ def output_throughput(run: Run) -> float | None:
 
 def output_throughput_span(run: Run) -> float | None:
     """Tokens of all completed requests / (last token event − first due)."""
-    return _per_span(run, lambda r: output_tokens(r) or 0)
+    return _per_s(run, output_tokens, lambda r: r.events[-1].at_s) or None
+
+
+def decode_throughput_span(run: Run) -> float | None:
+    """Tokens but for each request's first / (last token event − first due)."""
+    return _per_s(run, _tokens_but_one, lambda r: r.events[-1].at_s) or None
+
+
+def _tokens_but_one(record: RequestRecord) -> int | None:
+    total = output_tokens(record)
+    return None if total is None else max(0, total - 1)
 
 
 def request_throughput(run: Run) -> float | None:
     """Completed requests / (last completion − first due)."""
-    return _per_span(run, lambda _: 1)
+    return _per_s(run, lambda _: 1)
 
 
-def _per_span(run: Run, amount: Callable[[RequestRecord], int]) -> float | None:
-    done = [r for r in run.records if r.completed and r.events]
-    if not done:
+def goodput(run: Run) -> float | None:
+    """Requests within every limit of the level's SLO / (last completion − first due)."""
+    return None if run.level.slo is None else _per_s(run, lambda r: int(is_good(r, run)))
+
+
+def token_goodput(run: Run) -> float | None:
+    """Tokens of requests within every limit of the SLO / (last completion − first due)."""
+    if run.level.slo is None:
         return None
-    span = max(r.events[-1].at_s for r in done) - min(r.due_s for r in run.records)
-    total = sum(amount(r) for r in done)
-    return total / span if span > 0 and total else None
+    return _per_s(run, lambda r: output_tokens(r) if is_good(r, run) else 0)
+
+
+def is_good(record: RequestRecord, run: Run) -> bool:
+    """Whether a request was answered within every limit of its level's SLO; a failed one is not."""
+    slo = run.level.slo
+    return slo is not None and slo.holds(ttft_s(record), tpot_s(record), e2el_s(record))
+
+
+def _per_s(
+    run: Run,
+    amount: Callable[[RequestRecord], int | None],
+    end_s: Callable[[RequestRecord], float] = lambda r: r.ended_s or 0.0,
+) -> float | None:
+    """Sum over completed requests / (latest end − first due); None when an amount is not known."""
+    done = [r for r in run.records if r.completed and r.events]
+    amounts = [amount(r) for r in done]
+    if not done or None in amounts:
+        return None
+    span_s = max(map(end_s, done)) - min(r.due_s for r in run.records)
+    return sum(a or 0 for a in amounts) / span_s if span_s > 0 else None
 
 
 def decode_throughput(run: Run) -> float | None:
     """Σ tokens after the first event / union of the requests' [first, last event] intervals."""
-    tokens, spans = 0, []
-    for record in run.records:
-        total = output_tokens(record)
-        if record.completed and len(record.events) > 1 and total is not None:
-            tokens += total - (record.events[0].num_tokens or 1)
-            spans.append((record.events[0].at_s, record.events[-1].at_s))
-    length = union_length(spans)
-    return tokens / length if tokens > 0 and length > 0 else None
+    counted = [(further, r) for r in run.records if (further := _further_tokens(r)) is not None]
+    length_s = union_length([(r.events[0].at_s, r.events[-1].at_s) for _, r in counted])
+    return sum(further for further, _ in counted) / length_s if length_s > 0 else None
+
+
+def tokens_per_event(run: Run) -> float | None:
+    """Tokens of completed requests / their token events: above 1, an ITL is of several tokens."""
+    done = [r for r in run.records if r.completed and r.events]
+    totals = [output_tokens(r) for r in done]
+    if not done or None in totals:
+        return None
+    return sum(t or 0 for t in totals) / sum(len(r.events) for r in done)
 
 
 def union_length(spans: Sequence[tuple[float, float]]) -> float:
@@ -178,18 +229,22 @@ def token_accuracy(run: Run) -> float | None:
 
 
 def token_problems(record: RequestRecord) -> list[str]:
-    """Name every way in which counts disagree: asked, usage, ids."""
+    """Name every way in which counts disagree: asked, usage, ids. What is not counted is wrong."""
     problems = []
-    ids = record.output_token_ids
-    usage = record.completion_tokens
+    ids, usage, asked = record.output_token_ids, record.completion_tokens, record.asked_tokens
     if ids is not None and usage is not None and len(ids) != usage:
         problems.append(f"usage says {usage} tokens, {len(ids)} ids came")
-    count = usage if usage is not None else (len(ids) if ids is not None else None)
-    if count is not None and count > record.asked_tokens:
-        problems.append(f"{count} tokens came, at most {record.asked_tokens} were asked for")
-    short = count is not None and count < record.asked_tokens
-    if short and record.finish_reason == "length":
-        problems.append(f"{count} of {record.asked_tokens} tokens came, yet it ended for length")
+    count = output_tokens(record)
+    if count is None:
+        problems.append("neither ids nor usage say how many tokens came")
+    elif count > asked:
+        problems.append(f"{count} tokens came, at most {asked} were asked for")
+    elif count < asked and (record.ignore_eos or record.finish_reason == "length"):
+        why = "ended for length" if record.finish_reason == "length" else "was to go on at its end"
+        problems.append(f"{count} of {asked} tokens came, yet it {why}")
+    prompt, sent = record.prompt_tokens, record.asked_prompt_tokens
+    if sent and prompt is not None and prompt != sent:
+        problems.append(f"usage says {prompt} prompt tokens, {sent} ids were sent")
     return problems
 
 
@@ -260,12 +315,44 @@ TABLE: dict[str, Metric] = {
             further_tokens_only=True,
         ),
         Metric(
+            "decode_throughput_span",
+            "tokens/s",
+            "higher",
+            "output tokens but for each request's first / (last token event - first due)",
+            decode_throughput_span,
+            closed_loop_only=True,
+            further_tokens_only=True,
+        ),
+        Metric(
             "request_throughput",
             "requests/s",
             "higher",
-            "completed requests / (last token event - first due)",
+            "completed requests / (last completion - first due)",
             request_throughput,
             closed_loop_only=True,
+        ),
+        Metric(
+            "goodput",
+            "requests/s",
+            "higher",
+            "requests within every limit of the SLO / (last completion - first due)",
+            goodput,
+            slo_only=True,
+        ),
+        Metric(
+            "token_goodput",
+            "tokens/s",
+            "higher",
+            "tokens of requests within every limit of the SLO / (last completion - first due)",
+            token_goodput,
+            slo_only=True,
+        ),
+        Metric(
+            "tokens_per_event",
+            "tokens",
+            "lower",
+            "output tokens / token events; above 1, an ITL is between chunks",
+            tokens_per_event,
         ),
         *_latency("ttft", "first token event - due", _each(ttft_s), _QS),
         *_latency("ttft_sent", "first token event - sent", _each(ttft_sent_s), (50,)),

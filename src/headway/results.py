@@ -12,7 +12,7 @@ from headway import metrics, stats
 from headway.core import Case, LaunchRecord, Run, StepTiming, Verification
 from headway.fingerprint import Machine
 from headway.metrics import Metric
-from headway.suite import Suite
+from headway.suite import Suite, SuiteError
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +28,14 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """One sample of the reference's own `generate`: the continuation of a Run's prompt."""
+    """One sample of the reference's own `generate`: the continuation of a Run's prompt.
+
+    `margins` are its highest logit minus its second at each token, teacher-forced.
+    """
 
     prompt_key: str
     output: tuple[int, ...]
+    margins: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,26 +74,31 @@ class Results:
                 chosen[run.launch] = run
         return chosen
 
+    def replaced(self, case: Case) -> list[Run]:
+        """Return the Runs of a case that a later attempt of their launch took the place of."""
+        kept = self.runs_of(case).values()
+        return [run for run in self.runs if run.case == case and all(run is not k for k in kept)]
+
+    def launches_of(self, case: Case) -> list[int]:
+        """Return the launches in which a case was to be measured, in order."""
+        return [n for i, n, name in self.expected if (i, name) == (case.instance, case.name)]
+
     def launch_of(self, instance: str, launch: int) -> LaunchRecord | None:
-        """Return the last attempt of a launch."""
+        """Return what is known last of a launch: its last attempt, and how that ended."""
         tries = [r for r in self.launches if r.instance == instance and r.launch == launch]
-        return max(tries, key=lambda record: record.attempt, default=None)
+        return tries[-1] if tries else None
 
     def launch_case(self, instance: str) -> Case:
         """Return the case that stands for an instance's launches as a whole."""
-        return Case(instance, self.suite.instance(instance).model, "", "")
+        return Case(instance, self.suite.instance(instance).model_name, "", "")
 
     def samples(self, case: Case, metric: Metric) -> tuple[Sample, ...]:
         """Return one sample per launch that was to be measured, in order."""
         if metric is metrics.LAUNCH_TIME:
             return self._launch_samples(case.instance)
-        wanted = [
-            launch
-            for instance, launch, name in self.expected
-            if instance == case.instance and name == case.name
-        ]
         runs = self.runs_of(case)
-        return tuple(self._sample(case, metric, launch, runs.get(launch)) for launch in wanted)
+        launches = self.launches_of(case)
+        return tuple(self._sample(case, metric, launch, runs.get(launch)) for launch in launches)
 
     def _sample(self, case: Case, metric: Metric, launch: int, run: Run | None) -> Sample:
         if run is None:
@@ -129,3 +138,22 @@ class Results:
             value = stats.median(step.seconds)
             cells.setdefault(metric.name, (metric, []))[1].append(Sample(step.launch, value))
         return {metric: tuple(samples) for metric, samples in cells.values()}
+
+
+def check_context(suite: Suite, models: Mapping[str, ModelFacts]) -> None:
+    """Refuse a workload that does not fit a model's context; raises SuiteError.
+
+    `models` goes by model name; a model that is not in it is not checked.
+    """
+    for instance in suite.instances:
+        facts = models.get(instance.model_name)
+        most = facts.context_length if facts is not None else None
+        for workload in suite.workloads:
+            prompts = workload.prompts
+            needed = prompts.prompt_tokens + prompts.output_tokens
+            if most is not None and needed > most:
+                raise SuiteError(
+                    f"{suite.path}: workload.{workload.name} has {prompts.prompt_tokens} prompt "
+                    f"and {prompts.output_tokens} output tokens, {needed} in all; the context of "
+                    f"{instance.model_name} holds {most}"
+                )

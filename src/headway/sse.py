@@ -37,7 +37,6 @@ class Stream:
     completion_tokens: int | None = None
     finish_reason: str | None = None
     engine_arrived_s: float | None = None
-    first_content_s: float | None = None
     done: bool = False
     error: StreamError | None = None
     warnings: tuple[str, ...] = ()
@@ -50,7 +49,6 @@ class _State:
     completion_tokens: int | None = None
     finish_reason: str | None = None
     engine_arrived_s: float | None = None
-    first_content_s: float | None = None
     done: bool = False
     error: StreamError | None = None
     warnings: list[str] = field(default_factory=list)
@@ -72,7 +70,6 @@ def parse(chunks: Iterable[tuple[float, bytes]]) -> Stream:
         completion_tokens=state.completion_tokens,
         finish_reason=state.finish_reason,
         engine_arrived_s=state.engine_arrived_s,
-        first_content_s=state.first_content_s,
         done=state.done,
         error=state.error,
         warnings=tuple(state.warnings),
@@ -156,20 +153,18 @@ def _take_usage(state: _State, usage: object) -> None:
 def _take_choice(state: _State, at_s: float, body: dict[str, Any], choice: dict[str, Any]) -> None:
     if isinstance(choice.get("finish_reason"), str):
         state.finish_reason = choice["finish_reason"]
-    content, other = _pieces(choice)
+    text = _pieces(choice)
     ids = _ids(choice.get("token_ids"))
     stamps = body.get("headway")
     stamps = stamps if isinstance(stamps, dict) else {}
     if state.engine_arrived_s is None:
         state.engine_arrived_s = _number(stamps.get("arrived_s"))
-    if not (content or other or ids):
+    if not (text or ids):
         return
-    if content and state.first_content_s is None:
-        state.first_content_s = at_s
     state.events.append(
         TokenEvent(
             at_s=at_s,
-            text=other + content,
+            text=text,
             token_ids=ids,
             num_tokens=None if ids is None else len(ids),
             engine_at_s=_number(stamps.get("at_s")),
@@ -177,8 +172,8 @@ def _take_choice(state: _State, at_s: float, body: dict[str, Any], choice: dict[
     )
 
 
-def _pieces(choice: dict[str, Any]) -> tuple[str, str]:
-    """Return (content, reasoning and tool arguments) of a completions or chat choice."""
+def _pieces(choice: dict[str, Any]) -> str:
+    """Return reasoning, tool arguments and content of a completions or chat choice, in one."""
     delta = choice.get("delta")
     delta = delta if isinstance(delta, dict) else {}
     content = _text(choice.get("text")) + _text(delta.get("content"))
@@ -189,7 +184,7 @@ def _pieces(choice: dict[str, Any]) -> tuple[str, str]:
         function = call.get("function") if isinstance(call, dict) else None
         if isinstance(function, dict):
             other += _text(function.get("arguments"))
-    return content, other
+    return other + content
 
 
 def _ids(value: object) -> tuple[int, ...] | None:

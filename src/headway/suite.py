@@ -6,18 +6,18 @@ key, the value and what is allowed.
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from headway import arrivals, stats
-from headway.core import Case, Level
+from headway.core import Case, Level, Slo
 from headway.tables import Reader, read
 from headway.tables import SuiteError as SuiteError
+from headway.tables import find as find
 from headway.workload import MIN_RECALL_TOKENS, Prompts
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -27,6 +27,8 @@ PROMPT_KINDS = ("uniform", "recall")
 PERCENTILE = re.compile(r"_p(\d+)$")
 MIN_REQUESTS_PER_SLOT = 4
 MIN_OPEN_REQUESTS = 32
+# Below it, what one machine does to itself within a month would be called a regression.
+MIN_TOLERANCE = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,12 @@ class Instance:
     python: str | None = None
     port: int | None = None
     start_timeout_s: float = 600.0
+
+    @property
+    def model_name(self) -> str:
+        """What results call the model: where a folder of somebody's lies is not for a report."""
+        local = self.model.startswith(("/", "./", "../", "~"))
+        return (Path(self.model).name or "model") if local else self.model
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,10 +132,14 @@ class Suite:
         """Return the workload of that name."""
         return next(w for w in self.workloads if w.name == name)
 
+    def level(self, case: Case) -> Level:
+        """Return the level of a case."""
+        return next(lv for lv in self.workload(case.workload).levels if lv.name == case.level)
+
     def cases(self) -> tuple[Case, ...]:
         """Return every case: instance × workload × level."""
         return tuple(
-            Case(i.name, i.model, w.name, level.name)
+            Case(i.name, i.model_name, w.name, level.name)
             for i in self.instances
             for w in self.workloads
             for level in w.levels
@@ -153,22 +165,6 @@ def _always(suite: Suite) -> tuple[Limit, ...]:
 def load(path: Path, overrides: Sequence[str] = ()) -> Suite:
     """Read a suite; `overrides` are `dotted.key=value` with a TOML value."""
     return _Reader(str(path)).suite(path.stem, read(path, overrides))
-
-
-def find(name: str, folders: Iterable[Path]) -> Path:
-    """Return the file of a suite given by name or path; the first folder that has it wins."""
-    if name.endswith(".toml"):
-        return Path(name)
-    folders = list(folders)
-    for folder in folders:
-        if (folder / f"{name}.toml").is_file():
-            return folder / f"{name}.toml"
-    known = sorted({p.stem for folder in folders for p in folder.glob("*.toml")})
-    hint = difflib.get_close_matches(name, known, 1)
-    raise SuiteError(
-        f"there is no suite {name!r}; known: {', '.join(known) or 'none'}"
-        + (f" (did you mean {hint[0]}?)" if hint else "")
-    )
 
 
 def _gates(limits: Sequence[Limit], baseline: BaselineGate, workload: str, level: str) -> list[str]:
@@ -287,7 +283,9 @@ class _Reader(Reader):
         names = [level.name for level in levels]
         for twice in (name for name in names if names.count(name) > 1):
             raise self.fail(where, f"has two levels with the name {twice}")
-        return Workload(prompts, tuple(levels))
+        given = self.positives(where, table, "slo", ("ttft_s", "tpot_s", "e2el_s"))
+        slo = Slo(**given) if given is not None else None
+        return Workload(prompts, tuple(replace(level, slo=slo) for level in levels))
 
     def _floor(self, where: str, gates: Sequence[str], asked: int | None) -> int:
         """Return the requests a level needs for every gate; refuse an explicit number below it."""
@@ -345,15 +343,25 @@ class _Reader(Reader):
         metrics = self.get("baseline", table, "metrics", list, list(default.metrics))
         if not all(isinstance(metric, str) for metric in metrics):
             raise self.fail("baseline.metrics", f"is {metrics!r}; it must be a list of names")
+        tolerance = self.positive("baseline", table, "tolerance", float, default.tolerance)
+        if tolerance < MIN_TOLERANCE:
+            message = f"is {tolerance:g}; never tighter than {MIN_TOLERANCE:g}"
+            raise self.fail("baseline.tolerance", message)
         return BaselineGate(
             tuple(metrics),
-            self.positive("baseline", table, "tolerance", float, default.tolerance),
+            tolerance,
             self.positive("baseline", table, "resolution", float, default.resolution),
             self.positive("baseline", table, "min_launches", int, default.min_launches),
             self.positive("baseline", table, "min_nights", int, default.min_nights),
         )
 
     def _check_references(self, suite: Suite) -> None:
+        models: dict[str, str] = {}
+        for i in suite.instances:
+            other = models.setdefault(i.model_name, i.model)
+            if other != i.model:
+                message = f"is {i.model!r}, which results would not tell from {other!r}"
+                raise self.fail(f"engine.{i.name}.model", message)
         engines = [i.name for i in suite.instances]
         workloads = [w.name for w in suite.workloads]
         levels = sorted({level.name for w in suite.workloads for level in w.levels})
@@ -374,25 +382,13 @@ class _Reader(Reader):
 
 
 _SUITE_KEYS = (
-    "description",
-    "seed",
-    "model",
-    "dtype",
-    "launches",
-    "budget_minutes",
-    "level_timeout_s",
-    "idle_timeout_s",
-    "step_batches",
+    *("description", "seed", "model", "dtype", "launches", "budget_minutes"),
+    *("level_timeout_s", "idle_timeout_s", "step_batches"),
 )
 _ENGINE_KEYS = ("kind", "model", "dtype", "args", "env", "python", "port", "start_timeout_s")
 _WORKLOAD_KEYS = (
-    "prompts",
-    "prompt_tokens",
-    "output_tokens",
-    "concurrency",
-    "rate_per_s",
-    "arrivals",
-    "requests",
+    *("prompts", "prompt_tokens", "output_tokens", "concurrency", "rate_per_s", "arrivals"),
+    *("requests", "slo"),
 )
 _LIMIT_KEYS = ("metric", "engine", "over", "workload", "level", "min", "max")
 _BASELINE_KEYS = ("metrics", "tolerance", "resolution", "min_launches", "min_nights")

@@ -33,6 +33,22 @@ def read(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     return table
 
 
+def find(name: str, folders: Iterable[Path]) -> Path:
+    """Return the file of a suite given by name or path; the first folder that has it wins."""
+    if name.endswith(".toml"):
+        return Path(name)
+    folders = list(folders)
+    for folder in folders:
+        if (folder / f"{name}.toml").is_file():
+            return folder / f"{name}.toml"
+    known = sorted({p.stem for folder in folders for p in folder.glob("*.toml")})
+    hint = difflib.get_close_matches(name, known, 1)
+    raise SuiteError(
+        f"there is no suite {name!r}; known: {', '.join(known) or 'none'}"
+        + (f" (did you mean {hint[0]}?)" if hint else "")
+    )
+
+
 def _override(table: dict[str, Any], text: str) -> None:
     key, sign, value = text.partition("=")
     path = _dotted(key) if sign and "\n" not in text else []
@@ -124,6 +140,18 @@ class Reader:
         if value is not None and value > most:
             raise self.fail(f"{where}.{key}", f"is {value!r}; it must be at most {most}")
         return value
+
+    def positives(
+        self, where: str, table: Mapping[str, Any], key: str, names: Sequence[str]
+    ) -> dict[str, float] | None:
+        """Return a table of some of these names with numbers above 0; None where there is none."""
+        if key not in table:
+            return None
+        given, where = self.get(where, table, key, dict, {}), f"{where}.{key}"
+        self.known(where, given, names)
+        if not given:
+            raise self.fail(where, f"is empty; it holds one or more of {', '.join(names)}")
+        return {name: self.positive(where, given, name, float, None) for name in given}
 
     def name(self, where: str, value: str) -> str:
         """Return a name that can stand in a test id."""

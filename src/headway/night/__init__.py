@@ -4,7 +4,7 @@ from headway.night.journal import JournalError, read
 from headway.night.live import LiveLaunch
 from headway.night.lock import DeviceBusy, device_lock
 from headway.night.models import ModelFailure, PreparedModel, prepare
-from headway.night.plan import PlannedLaunch, check_metrics, describe, level_of, order
+from headway.night.plan import PlannedLaunch, order
 from headway.night.session import Night, Screen, begin, python_of
 from headway.night.verify import ReferenceFailure
 
@@ -19,10 +19,7 @@ __all__ = [
     "ReferenceFailure",
     "Screen",
     "begin",
-    "check_metrics",
-    "describe",
     "device_lock",
-    "level_of",
     "order",
     "prepare",
     "python_of",

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -173,10 +173,18 @@ def _results(items: list[Any]) -> Results:
     )
 
 
-def with_item(results: Results, item: Any) -> Results:
-    """Return results with one more item, as reading the journal again would give."""
-    if isinstance(item, Verification):
-        return replace(results, verifications={**results.verifications, item.key: item})
+def with_items(results: Results, items: Sequence[Any]) -> Results:
+    """Return results with more items, as reading the journal again would give."""
+    verified = {item.key: item for item in items if isinstance(item, Verification)}
+    if verified:
+        results = replace(results, verifications={**results.verifications, **verified})
+    for item in items:
+        if not isinstance(item, Verification):
+            results = _with_item(results, item)
+    return results
+
+
+def _with_item(results: Results, item: Any) -> Results:
     if isinstance(item, Expected):
         cells = dict.fromkeys((*results.expected, *item.cells))
         return replace(results, expected=tuple(cells))

@@ -15,19 +15,24 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from headway import arrivals, correctness, loadgen, validity
-from headway.core import Case, LaunchRecord, Level, Request, Run, StepTiming
-from headway.engines.launch import Endpoint, LaunchError, launched
-from headway.night.plan import PlannedLaunch, level_of
+from headway.core import Case, EngineInfo, LaunchRecord, Level, Request, Run, StepTiming
+from headway.engines.launch import Endpoint, LaunchError, launched, tail
+from headway.night.plan import PlannedLaunch
 from headway.sse import parse
 from headway.transport import Exchange, HttpTransport, Target
-from headway.workload import Vocabulary, make_requests, workload_hash
+from headway.workload import workload_hash
 
 if TYPE_CHECKING:
     from headway.night.session import Night
 
 MAX_REPLACEMENTS = 2
 WARMUP_TOKENS = 4
-MAX_WARMUP_REQUESTS = 8
+# Waves of a level's own concurrency, until two in a row take about the same time.
+MAX_WARMUP_WAVES = 4
+WARMUP_AGREEMENT = 0.2
+PROGRESS_PERIOD_S = 0.2
+# Between an engine's last answer and the end of its processes.
+ENDING_S = 2.0
 # Launch numbers count from 1; the prompts of launch 0 are the warm-up's alone.
 WARMUP_LAUNCH = 0
 
@@ -62,8 +67,9 @@ class LiveLaunch:
         return [case for case in self.planned.cases if case in cases and not self._settled(case)]
 
     def _settled(self, case: Case) -> bool:
-        run = self.night.results.runs_of(case).get(self.planned.launch)
-        return run is not None and (not run.invalid or run.attempt > MAX_REPLACEMENTS)
+        launch = self.planned.launch
+        runs = [r for r in self.night.results.runs if r.case == case and r.launch == launch]
+        return any(not run.invalid for run in runs) or len(runs) > MAX_REPLACEMENTS
 
     def measure(self, cases: Collection[Case]) -> None:
         """Measure what is missing, each Run into the journal at once."""
@@ -90,12 +96,18 @@ class LiveLaunch:
         if self.endpoint is not None:
             return True
         record = LaunchRecord(self.planned.instance, self.planned.launch, self.attempt, now())
+        if self.night.budget_is_spent():
+            minutes = self.night.suite.budget_minutes
+            spent = f"the night's budget of {minutes:g} minutes was spent before it"
+            self.night.add(replace(record, failure_kind="budget", failure=spent))
+            return False
         self.night.say(f"{self.planned.name}: starting")
         try:
             endpoint = self._stack.enter_context(launched(self.night.spec(self.planned)))
             first = self._first_output(endpoint)
             launch_s = endpoint.clock_since_start()
             info = endpoint.info()
+            self._check_info(info)
         except (LaunchError, OSError, ValueError) as error:
             kind = error.kind if isinstance(error, LaunchError) else "launch_failed"
             self._stack.close()
@@ -105,9 +117,22 @@ class LiveLaunch:
         self.night.add(replace(record, launch_s=launch_s, info=info, first_output=first))
         return True
 
+    def _check_info(self, info: EngineInfo) -> None:
+        """Read back from the engine: it must run what was asked for, where it was asked for."""
+        asked = self.night.suite.instance(self.planned.instance)
+        if asked.kind == "fake":  # computes nothing, nowhere
+            return
+        for what, got, want in (
+            ("dtype", info.dtype, asked.dtype),
+            ("device", info.device.partition(":")[0], self.night.device),
+        ):
+            if got != want:
+                message = f"{asked.name} runs with {what} {got}, not {want}"
+                raise LaunchError(f"wrong_{what}", message)
+
     def _first_output(self, endpoint: Endpoint) -> tuple[int, ...]:
         """Ask for one token: an engine that gives none is not up."""
-        model = self.night.suite.instance(self.planned.instance).model
+        model = self.night.suite.instance(self.planned.instance).model_name
         prompt = correctness.launch_prompt(self.night.results, model)
         exchange = asyncio.run(self._ask(endpoint, Request(0, prompt, 1)))
         stream = parse(exchange.chunks)
@@ -131,32 +156,26 @@ class LiveLaunch:
         return exchange
 
     def _died(self, case: Case) -> None:
-        """Journal that the engine ended by itself, with the last it said."""
+        """Journal that the engine ended, or serves no more, with the last it said."""
         assert self.endpoint is not None
-        cause = self.endpoint.log_tail(3)
+        ended = self.endpoint.ends_within(ENDING_S)
         self.stop()
-        done = max(self._records(), key=lambda record: record.attempt)
-        failure = f"the engine ended in level {case.level}: {cause or 'it said nothing'}"
-        self.night.add(
-            replace(done, attempt=self.attempt, launch_s=None, failure_kind="died", failure=failure)
-        )
+        *_, begun = self._records()
+        what = "the engine ended" if ended else "the engine answers /health no more"
+        said = tail(self.night.spec(self.planned).log, 3) or "it said nothing"
+        failure = f"{what} in level {case.level}: {said}"
+        self.night.add(replace(begun, failure_kind="died", failure=failure))
 
     def _measure_case(self, case: Case) -> None:
         assert self.endpoint is not None
-        level = level_of(self.night.suite, case)
+        level = self.night.suite.level(case)
         warm_up = self._warm_up(case, level)
+        self.endpoint.reset_peak_rss()
         requests = self._requests(case, level.num_requests, self.planned.launch)
         offsets = () if level.closed else self._offsets(level)
-        done = 0
-
-        def progress(count: int) -> None:
-            nonlocal done
-            done += count
-            self.night.progress(self.planned, case, done, level.num_requests)
-
         started_at = now()
-        progress(0)
-        driven = asyncio.run(self._drive(requests, level, offsets, progress))
+        driven = asyncio.run(self._drive(requests, level, offsets, case))
+        self.night.measured(self.planned, case, level.num_requests)
         run = Run(
             case=case,
             launch=self.planned.launch,
@@ -174,7 +193,8 @@ class LiveLaunch:
 
     def _engine_memory(self) -> dict[str, float]:
         assert self.endpoint is not None
-        peak = self.endpoint.peak_rss_bytes()
+        # After a death, what is left of its processes is not the engine.
+        peak = self.endpoint.peak_rss_bytes() if self.endpoint.serves() else None
         return {} if peak is None else {"peak_rss_bytes": float(peak)}
 
     def _offsets(self, level: Level) -> tuple[float, ...]:
@@ -183,28 +203,33 @@ class LiveLaunch:
         return arrivals.offsets(level.arrivals, level.num_requests, level.rate_per_s, seed)
 
     def _requests(self, case: Case, n: int, launch: int) -> tuple[Request, ...]:
-        facts = self.night.results.models[case.model]
-        vocabulary = Vocabulary(facts.vocab_size, facts.special_ids)
-        prompts = self.night.suite.workload(case.workload).prompts
-        return make_requests(prompts, n, launch, self.night.suite.seed, vocabulary)
+        return correctness.requests_for(self.night.results, case, n, launch)
 
     def _warm_up(self, case: Case, level: Level) -> dict[str, float]:
-        """Send a few short requests with prompts of their own, as many at once as the level.
+        """Send waves of short requests, as many at once as the level, until they take equally long.
 
-        Returns how many, how long they took in seconds, and how many failed.
+        Returns how many requests that took, how many seconds, and how many failed.
         """
-        together = min(level.concurrency or 1, MAX_WARMUP_REQUESTS)
-        requests = [
-            replace(request, max_tokens=min(WARMUP_TOKENS, request.max_tokens))
-            for request in self._requests(case, together, WARMUP_LAUNCH)
-        ]
+        together = level.concurrency or 1
+        made = self._requests(case, together * MAX_WARMUP_WAVES, WARMUP_LAUNCH)
+        short = [replace(r, max_tokens=min(WARMUP_TOKENS, r.max_tokens)) for r in made]
         warm = Level("warmup", together, concurrency=together)
-        driven = asyncio.run(self._drive(requests, warm, (), lambda _: None))
-        failed = sum(not record.completed for record in loadgen.records(driven, requests))
+        spans: list[float] = []
+        failed = 0
+        while len(spans) < MAX_WARMUP_WAVES:
+            wave = short[len(spans) * together : (len(spans) + 1) * together]
+            self.night.say(f"{self.planned.name} {level.name}: warm-up {len(spans) + 1}")
+            driven = asyncio.run(self._drive(wave, warm, ()))
+            spans.append(driven.end_s - driven.start_s)
+            failed += sum(not record.completed for record in loadgen.records(driven, wave))
+            if failed or (
+                len(spans) > 1 and min(spans[-2:]) >= max(spans[-2:]) * (1 - WARMUP_AGREEMENT)
+            ):
+                break
         return {
-            "warmup_requests": together,
-            "warmup_s": driven.end_s - driven.start_s,
-            "warmup_failed": failed,
+            "warmup_requests": float(len(spans) * together),
+            "warmup_s": sum(spans),
+            "warmup_failed": float(failed),
         }
 
     async def _drive(
@@ -212,9 +237,22 @@ class LiveLaunch:
         requests: Sequence[Request],
         level: Level,
         offsets: Sequence[float],
-        progress: loadgen.Progress,
+        shown_as: Case | None = None,
     ) -> loadgen.Drive:
+        """Drive a level; where it is `shown_as` a case, its progress is drawn beside it."""
         assert self.endpoint is not None
+        done = 0
+
+        def count(more: int) -> None:
+            nonlocal done
+            done += more  # nothing else: this runs between a slot's end and its next send
+
+        async def draw(case: Case) -> None:
+            while True:
+                self.night.progress(self.planned, case, done, level.num_requests)
+                await asyncio.sleep(PROGRESS_PERIOD_S)
+
+        drawing = asyncio.create_task(draw(shown_as)) if shown_as is not None else None
         endpoint, suite = self.endpoint, self.night.suite
         target = Target.parse(endpoint.base_url)
         payloads = [
@@ -222,14 +260,18 @@ class LiveLaunch:
             for r in requests
         ]
         transport = HttpTransport(target, idle_timeout_s=suite.idle_timeout_s)
-        return await loadgen.drive(
-            payloads,
-            level,
-            offsets,
-            transport,
-            timeout_s=suite.level_timeout_s,
-            progress=progress,
-        )
+        try:
+            return await loadgen.drive(
+                payloads,
+                level,
+                offsets,
+                transport,
+                timeout_s=suite.level_timeout_s,
+                progress=count,
+            )
+        finally:
+            if drawing is not None:
+                drawing.cancel()
 
     @property
     def max_batch(self) -> int | None:
@@ -249,7 +291,13 @@ class LiveLaunch:
     def step(self, phase: str, batch: int, length: int) -> None:
         """Have the engine do one prefill or decode step; its clock moves by the step's time."""
         body = {"phase": phase, "batch": batch, "length": length}
-        self._running().post("/headway/step", body)
+        self._running().post("/headway/step", body, self.night.suite.idle_timeout_s)
+
+    def has_steps(self, phase: str, batch: int) -> bool:
+        """Whether this kind of step was timed in this launch."""
+        mine = (self.planned.instance, self.planned.launch, phase, batch)
+        steps = self.night.results.steps
+        return any((s.instance, s.launch, s.phase, s.batch) == mine for s in steps)
 
     def add_steps(self, phase: str, batch: int, length: int, seconds: Sequence[float]) -> None:
         """Journal the rounds of one kind of step."""

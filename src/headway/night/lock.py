@@ -16,8 +16,12 @@ class DeviceBusy(RuntimeError):
 
 
 @contextlib.contextmanager
-def device_lock(home: Path, device: str, night: str) -> Iterator[None]:
-    """Hold a device for the length of the block; raises DeviceBusy at once if it is held."""
+def device_lock(home: Path, device: str, night: str) -> Iterator[int]:
+    """Hold a device for the length of the block; raises DeviceBusy at once if it is held.
+
+    Gives the descriptor of the lock. A process that inherits it holds the device too: an engine's
+    supervisor does, so that a night that was killed keeps it until its engine is gone.
+    """
     folder = home / "locks"
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{slug(device)}.lock"
@@ -34,4 +38,4 @@ def device_lock(home: Path, device: str, night: str) -> Iterator[None]:
         file.truncate(0)
         file.write(f"night {night} (process {os.getpid()})")
         file.flush()
-        yield
+        yield file.fileno()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,10 +34,13 @@ def prepare(name: str, python: Path, home: Path, say: Callable[[str], None]) -> 
     """Fetch and convert a model if need be; `say` is told what that takes before it is done."""
     if name == "fake":
         return _prepared(fake.MODEL)
-    command = [str(python), str(launcher.HERE / "boot.py"), "headway.engines.models", name]
-    command += ["--home", str(home)]
+    name_only, revision = split_revision(name)
+    # Supervised: a night that is killed does not leave a download or a conversion behind.
+    command = [sys.executable, "-I", str(launcher.HERE / "supervise.py"), str(python)]
+    command += [str(launcher.HERE / "boot.py"), "headway.engines.models", name_only]
+    command += ["--home", str(home)] + (["--revision", revision] if revision else [])
     with subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
         assert process.stderr is not None
@@ -49,6 +53,14 @@ def prepare(name: str, python: Path, home: Path, say: Callable[[str], None]) -> 
     if process.returncode != 0 or not answer:
         raise ModelFailure(f"model {name} cannot be prepared: {last}")
     return _prepared(json.loads(answer.splitlines()[-1]))
+
+
+def split_revision(name: str) -> tuple[str, str | None]:
+    """Split `org/model@revision`; a folder's path is left whole."""
+    if name.startswith(("/", ".", "~")):
+        return name, None
+    plain, _, revision = name.partition("@")
+    return plain, revision or None
 
 
 def _prepared(folder: Mapping[str, Any]) -> PreparedModel:

@@ -27,6 +27,9 @@ from headway.suite import Instance, Suite
 from headway.workload import pair_key
 
 GENERATED_PER_MODEL = 2
+VERIFIED_AT_ONCE = 20
+# A night that was left unfinished longer ago is not carried on: the machine is another by now.
+MAX_AGE_S = 12 * 3600
 PythonFor = Callable[[str], Path]
 
 
@@ -52,12 +55,13 @@ class Night:
     screen: Screen
     resumed_runs: int = 0
     cases: frozenset[Case] = frozenset()
+    lock: int | None = None
     started_s: float = field(default_factory=time.monotonic)
 
-    def add(self, item: Any) -> None:
-        """Write an item to the journal, then know it."""
-        journal.append(self.folder, item)
-        self.results = journal.with_item(self.results, item)
+    def add(self, *items: Any) -> None:
+        """Write items to the journal, then know them."""
+        journal.append(self.folder, *items)
+        self.results = journal.with_items(self.results, items)
 
     def say(self, text: str) -> None:
         """Show where the night is."""
@@ -70,7 +74,7 @@ class Night:
         return LaunchSpec(
             instance=instance.name,
             kind=instance.kind,
-            model=self.prepared[instance.model].folder,
+            model=self.prepared[instance.model_name].folder,
             dtype=instance.dtype,
             device=self.device,
             python=python,
@@ -79,6 +83,7 @@ class Night:
             env=instance.env,
             port=instance.port,
             start_timeout_s=instance.start_timeout_s,
+            lock=self.lock,
         )
 
     def expect(self, cases: Collection[Case]) -> None:
@@ -108,17 +113,23 @@ class Night:
 
     def progress(self, planned: PlannedLaunch, case: Case, done: int, total: int) -> None:
         """Show instance, launch, level, requests and the time left."""
-        left = self._seconds_left()
+        left = self.seconds_left()
         text = "" if left is None else f", about {left / 60:.0f} min left"
-        launch = f"launch {planned.launch} of {self.suite.launches}"
-        status = (
-            f"{case.instance} {launch} {case.workload} {case.level}: {done} of {total} requests"
-        )
-        self.screen.status(status + text)
-        if done == total:
-            self.screen.line(status)
+        self.screen.status(f"{self._where(planned, case)}: {done} of {total} requests{text}")
 
-    def _seconds_left(self) -> float | None:
+    def measured(self, planned: PlannedLaunch, case: Case, total: int) -> None:
+        """Show a level that is done, in a line that stays."""
+        self.screen.line(f"{self._where(planned, case)}: {total} requests")
+
+    def _where(self, planned: PlannedLaunch, case: Case) -> str:
+        launch = f"launch {planned.launch} of {self.suite.launches}"
+        return f"{case.instance} {launch} {case.workload} {case.level}"
+
+    def budget_is_spent(self) -> bool:
+        """Whether this session has taken the minutes that the suite allows."""
+        return time.monotonic() - self.started_s > 60 * self.suite.budget_minutes
+
+    def seconds_left(self) -> float | None:
         """Estimate from the same case in an earlier launch, else from the instance's other Runs."""
         spans = {(run.case.name, run.launch): run.span_s for run in self.results.runs}
         total = 0.0
@@ -134,36 +145,35 @@ class Night:
 
     def verify_all(self) -> None:
         """Verify every distinct output that has not been, and ask for a few generated ones."""
-        for model in dict.fromkeys(i.model for i in self.suite.instances):
+        for model in dict.fromkeys(i.model_name for i in self.suite.instances):
             todo = [
                 pair
                 for pair in correctness.pairs(self.results, model)
                 if pair.key not in self.results.verifications
             ]
-            if todo:
-                self._verify(model, todo)
+            known = {generated.prompt_key for generated in self.results.generated}
+            sample = [
+                request
+                for request in self._sample(model)
+                if pair_key(request.prompt_token_ids, ()) not in known
+            ]
+            if todo or sample:
+                self._verify(model, todo, sample)
 
-    def _verify(self, model: str, todo: list[correctness.Pair]) -> None:
-        instances = [i for i in self.suite.instances if i.model == model]
-        dtypes = {instance.dtype for instance in instances}
-        epsilon = min(correctness.TOLERANCES[dtype].epsilon for dtype in dtypes)
+    def _verify(self, model: str, todo: list[correctness.Pair], sample: list[Request]) -> None:
         python = self.python_for("reference" if model != "fake" else "fake")
         log = self.folder / "logs" / "reference.log"
         log.parent.mkdir(parents=True, exist_ok=True)
         folder = self.prepared[model].folder
         with verify.reference(python, folder, self.device, log, self.say) as running:
-            for number, pair in enumerate(todo, 1):
-                self.add(running.verify(pair, epsilon))
-                self.say(f"verified {number} of {len(todo)} outputs of {model}")
-            known = {generated.prompt_key for generated in self.results.generated}
-            for request in self._sample(model):
-                if pair_key(request.prompt_token_ids, ()) not in known:
-                    self.say(f"{model}: the reference generates for itself")
-                    self.add(
-                        running.generate(
-                            request.prompt_token_ids, request.max_tokens, request.ignore_eos
-                        )
-                    )
+            for start in range(0, len(todo), VERIFIED_AT_ONCE):
+                batch = todo[start : start + VERIFIED_AT_ONCE]
+                self.add(*[running.verify(pair) for pair in batch])
+                self.say(f"verified {start + len(batch)} of {len(todo)} outputs of {model}")
+            for request in sample:
+                self.say(f"{model}: the reference generates for itself")
+                prompt = request.prompt_token_ids
+                self.add(running.generate(prompt, request.max_tokens, request.ignore_eos))
 
     def _sample(self, model: str) -> list[Request]:
         run = next((run for run in self.results.runs if run.case.model == model), None)
@@ -210,6 +220,7 @@ def begin(
     home: Path,
     python_for: PythonFor,
     screen: Screen,
+    lock: int | None = None,
     fresh: bool = False,
 ) -> Night:
     """Start a night in a folder of its own, or carry on an unfinished one of the same kind."""
@@ -229,8 +240,9 @@ def begin(
     else:
         journal.mend(folder)
     _, results = journal.read(folder)
+    runs = len(results.runs)
     return Night(
-        folder, suite, device, home, python_for, results, prepared, screen, len(results.runs)
+        folder, suite, device, home, python_for, results, prepared, screen, runs, lock=lock
     )
 
 
@@ -248,7 +260,8 @@ def _unfinished(reports: Path, key: str) -> Path | None:
         except journal.JournalError:
             continue  # a broken journal is nobody's to carry on; `headway gate` says what is wrong
         if found == key:
-            return None if finished else folder.parent
+            old = time.time() - folder.stat().st_mtime > MAX_AGE_S
+            return None if finished or old else folder.parent
     return None
 
 
@@ -259,4 +272,11 @@ def read_commit() -> str | None:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return answer.stdout.strip() or None if answer.returncode == 0 else None
+    commit = answer.stdout.strip()
+    if answer.returncode != 0 or not commit:
+        return None
+    if commit.endswith("-dirty"):  # two states of one commit are two things
+        command = ["git", "diff", "HEAD"]
+        changes = subprocess.run(command, capture_output=True, timeout=60, check=False).stdout
+        commit += f"-{hashlib.sha256(changes).hexdigest()[:8]}"
+    return commit

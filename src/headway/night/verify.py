@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from headway.core import Verification
 from headway.correctness import Pair
@@ -15,45 +17,56 @@ from headway.engines import launch as launcher
 from headway.results import Generated
 from headway.workload import pair_key
 
+# Loading a large model takes minutes; nothing that it is asked later should take longer.
+ANSWER_TIMEOUT_S = 1800.0
+
 
 class ReferenceFailure(RuntimeError):
     """The reference did not answer; the message is one sentence."""
 
 
 class Reference:
-    """A running reference: answers one line of JSON per line."""
+    """A running reference: answers one line of JSON per line, each within `timeout_s`."""
 
-    def __init__(self, stdin: IO[str], stdout: IO[str], log: Path) -> None:
-        self._stdin = stdin
-        self._stdout = stdout
+    def __init__(
+        self, process: subprocess.Popen[str], log: Path, timeout_s: float = ANSWER_TIMEOUT_S
+    ) -> None:
+        self._process = process
         self._log = log
+        self._timeout_s = timeout_s
 
     def ask(self, **question: Any) -> dict[str, Any]:
         """Send one question and wait for its answer."""
-        try:
-            self._stdin.write(json.dumps(question) + "\n")
-            self._stdin.flush()
-        except BrokenPipeError:
-            pass  # the empty answer below says why
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # the answer that does not come says why
+            self._process.stdin.write(json.dumps(question) + "\n")
+            self._process.stdin.flush()
         return self.answer()
 
     def answer(self) -> dict[str, Any]:
         """Read one answer; raises ReferenceFailure when the process ended instead."""
-        line = self._stdout.readline()
-        if not line:
-            lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()
-            raise ReferenceFailure(f"the reference ended: {(lines or ['it said nothing'])[-1]}")
-        answer: dict[str, Any] = json.loads(line)
+        assert self._process.stdout is not None
+        watchdog = threading.Timer(self._timeout_s, self._process.kill)
+        watchdog.start()
+        try:
+            answer: dict[str, Any] = json.loads(self._process.stdout.readline())
+        except ValueError as error:  # the end, or half a line
+            said = launcher.tail(self._log, 1) or "it said nothing"
+            raise ReferenceFailure(f"the reference ended: {said}") from error
+        finally:
+            watchdog.cancel()
+        if answer.get("ready") is False:
+            raise ReferenceFailure(f"the reference cannot be loaded: {answer.get('error')}")
         return answer
 
-    def verify(self, pair: Pair, epsilon: float) -> Verification:
+    def verify(self, pair: Pair) -> Verification:
         """Judge one output by one teacher-forced pass."""
         answer = self.ask(
             op="verify",
             id=pair.key,
             prompt=list(pair.prompt),
             output=list(pair.output),
-            epsilon=epsilon,
+            epsilon=0.0,  # what is wrong is judged later, by each instance's own dtype
         )
         if "error" in answer:
             return Verification(pair.key, error=answer["error"])
@@ -62,8 +75,6 @@ class Reference:
             num_tokens=answer["num_tokens"],
             max_gap=answer["max_gap"],
             num_nonargmax=answer["num_nonargmax"],
-            num_violations=answer["num_violations"],
-            first_violation=answer["first_violation"],
             min_margin=answer["min_margin"],
             nonargmax=tuple((int(i), float(g), int(r)) for i, g, r in answer["nonargmax"]),
         )
@@ -76,7 +87,7 @@ class Reference:
         )
         if "error" in answer:
             raise ReferenceFailure(f"the reference cannot continue a prompt: {answer['error']}")
-        return Generated(key, tuple(answer["output"]))
+        return Generated(key, tuple(answer["output"]), tuple(map(float, answer["margins"])))
 
 
 @contextmanager
@@ -94,13 +105,13 @@ def reference(
         ) as process,
     ):
         assert process.stdin is not None
-        assert process.stdout is not None
         try:
-            running = Reference(process.stdin, process.stdout, log)
+            running = Reference(process, log)
             running.answer()
             yield running
         finally:
-            process.stdin.close()
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.close()
             try:
                 process.wait(30)
             except subprocess.TimeoutExpired:

@@ -6,7 +6,8 @@ else is imported once a test asks for one of the fixtures here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
@@ -40,6 +41,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("headway_suite") and getattr(config.option, "numprocesses", None):
         raise pytest.UsageError("xdist would measure several engines at once; run without -n")
     config.addinivalue_line("markers", "metric(name): the metric whose cells a test asserts")
+    if config.getoption("headway_suite") or config.getoption("headway_run"):
+        _state(config)  # a wrong suite is said before anything is collected
 
 
 def _state(config: pytest.Config) -> State:
@@ -129,11 +132,24 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         item.config.stash[STATE].note(report)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """Write the reports; turn a night that only cannot tell into exit status 3."""
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_sessionfinish(
+    session: pytest.Session, exitstatus: int
+) -> Generator[None, object, object]:
+    """Write the reports; turn a night that only cannot tell into exit status 3.
+
+    A disk that is full stops pytest's own files too: said in one line, it is no traceback.
+    """
     if STATE in session.config.stash:
         session.exitstatus = session.config.stash[STATE].finish(int(exitstatus))
+    try:
+        return (yield)
+    except OSError as error:
+        if STATE not in session.config.stash:
+            raise
+        sys.stderr.write(f"{error.filename or 'a file'} cannot be written: {error.strerror}\n")
+        session.exitstatus = session.exitstatus or 3
+        return None
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:

@@ -2,18 +2,46 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
 
 import headway.perf_tests
+from headway.outlook import Known
 
 
 def suite_folders() -> list[Path]:
     """Return the folders that may hold a suite: one's own first, then those that Headway ships."""
     shipped = Path(next(iter(headway.perf_tests.__path__))) / "suites"
     return [Path("suites"), Path("perf_tests/suites"), shipped]
+
+
+def earlier_nights(suite: str, reports: Path) -> Known:
+    """Return what the newest report on a suite knows: its length, and what each cell could see."""
+    for path in sorted(reports.glob(f"*-{suite}-*/report.json"), reverse=True):
+        try:
+            document = json.loads(path.read_text(encoding="utf-8"))
+            seconds = sum(run["span_s"] for case in document["cases"] for run in case["runs"])
+            visible = {
+                ("-".join(filter(None, (c["instance"], c["workload"], c["level"]))), c["metric"]): v
+                for c in document["cells"]
+                for v in [f["visible"] for f in c["findings"] if f["visible"] is not None]
+            }
+        except (OSError, ValueError, KeyError, TypeError):
+            continue  # a report of another schema says nothing that a plan could use
+        return Known(seconds, visible)
+    return Known()
+
+
+def keep_junit(path: Path, folder: Path) -> None:
+    """Take the host's name out of JUnit's file, and leave a copy with the night."""
+    with contextlib.suppress(OSError):
+        text = re.sub(r' hostname="[^"]*"', ' hostname="-"', path.read_text(encoding="utf-8"))
+        path.write_text(text, encoding="utf-8")
+        (folder / "junit.xml").write_text(text, encoding="utf-8")
 
 
 def write_reports(folder: Path, document: dict[str, Any]) -> None:

@@ -21,7 +21,7 @@ def parameters(state: State, metafunc: pytest.Metafunc) -> list[Parameter]:
     names = metafunc.fixturenames
     found: list[Parameter] = []
     if "engine" in names:
-        launches = order(state.suite, state.instances)
+        launches = order(state.suite, _with_compared(state))
         found.append(("engine", list(launches), [item.name for item in launches]))
     if "step" in names:
         steps = [(p, b) for p in ("prefill", "decode") for b in state.suite.step_batches]
@@ -33,7 +33,8 @@ def parameters(state: State, metafunc: pytest.Metafunc) -> list[Parameter]:
         cases = _cases(state, marker.args[0])
         found.append(("cell", [(c, marker.args[0]) for c in cases], [c.name for c in cases]))
     if "complete" in names:
-        found.append(("complete", list(state.instances), list(state.instances)))
+        names = [name for name in state.instances if state.has(name)]
+        found.append(("complete", names, names))
     return found
 
 
@@ -41,9 +42,9 @@ def _cases(state: State, metric: str) -> list[Case]:
     """Return the cases that have this metric, in the suite's order."""
     if metric == metrics.LAUNCH_TIME.name:
         return [
-            Case(i.name, i.model, "", "")
+            Case(i.name, i.model_name, "", "")
             for i in state.suite.instances
-            if i.name in state.instances
+            if i.name in state.instances and state.has(i.name)
         ]
     if metric not in (*metrics.TABLE, EQUALITY):
         raise pytest.UsageError(
@@ -53,8 +54,19 @@ def _cases(state: State, metric: str) -> list[Case]:
         case
         for case in state.suite.cases()
         if state.selects(case)
+        and state.has(case)
         and (metric == EQUALITY or metrics.TABLE[metric] in applicable(state.suite, case))
     ]
+
+
+def _with_compared(state: State) -> set[str]:
+    """Return the chosen instances and those that limits compare them with."""
+    chosen = set(state.instances)
+    for case in state.suite.cases():
+        if case.instance in state.instances:
+            for limit in state.suite.limits:
+                chosen |= {other.instance for other in compared_with(state, case, limit.metric)}
+    return chosen
 
 
 def param(item: pytest.Item, name: str) -> Any:
@@ -69,7 +81,7 @@ def arrange(state: State, items: list[pytest.Item]) -> None:
     What has nothing to do is dropped: measuring when a night is judged again, steps of a suite
     that times none.
     """
-    idle = [item for item in items if _idle(state, item)]
+    idle = [item for item in items if _idle(state, item)] + _beside(state, items)
     if idle:
         items[0].config.hook.pytest_deselected(items=idle)
         items[:] = [item for item in items if item not in idle]
@@ -96,6 +108,13 @@ def _idle(state: State, item: pytest.Item) -> bool:
     return measures and state.replayed is not None
 
 
+def _beside(state: State, items: Sequence[pytest.Item]) -> list[pytest.Item]:
+    """Return the launches of instances that no selected reader needs."""
+    wanted = {case.instance for case in needed(state, items)}
+    launches = [(item, param(item, "engine")) for item in items]
+    return [i for i, p in launches if isinstance(p, PlannedLaunch) and p.instance not in wanted]
+
+
 def needed(state: State, items: Sequence[pytest.Item]) -> frozenset[Case]:
     """Return the cases to measure: those that the selected readers assert or compare with.
 
@@ -109,7 +128,8 @@ def needed(state: State, items: Sequence[pytest.Item]) -> frozenset[Case]:
         cases |= compared_with(state, case, metric)
     covered = {case.instance for case in cases}
     whole = {case.instance for case in asked if not case.level}
-    whole |= {param(i, "engine").instance for i in ours if param(i, "engine")}
+    launched = {p.instance for p in (param(i, "engine") for i in ours) if p}
+    whole |= launched & set(state.instances)
     whole |= {param(i, "complete") for i in ours if param(i, "complete")}
     cases |= {c for c in state.suite.cases() if c.instance in whole - covered and state.selects(c)}
     return frozenset(cases)
@@ -122,6 +142,6 @@ def compared_with(state: State, case: Case, metric: str) -> set[Case]:
         if limit.metric == metric and limit.over is not None and limit.covers(case):
             names = {i.name for i in state.suite.instances} - {case.instance}
             for name in names if limit.over == "*" else {limit.over}:
-                model = state.suite.instance(name).model
+                model = state.suite.instance(name).model_name
                 others.add(Case(name, model, case.workload, case.level))
     return others

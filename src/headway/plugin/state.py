@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,12 +12,12 @@ from typing import Any
 import pytest
 
 import headway
-from headway import baseline, environment, night, suite, verdict
+from headway import baseline, environment, night, outlook, suite, verdict
 from headway.core import Case
 from headway.fingerprint import find_device, read_machine
 from headway.night import Night, Screen
 from headway.plugin import files
-from headway.results import Results
+from headway.results import Results, check_context
 from headway.suite import Suite
 from headway.verdict import Judged
 
@@ -75,8 +74,10 @@ class State:
     _night: Night | None = None
     _cells: dict[tuple[Case, str], Judged] = field(default_factory=dict)
     _judged_from: Results | None = None
+    _document: dict[str, Any] | None = None
+    _documented: Results | None = None
     _measured: bool = False
-    _verified: bool = False
+    _unverified: str | None = None
     _broken: str | None = None
     _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
@@ -93,7 +94,7 @@ class State:
                 folder, results = None, None
                 path = suite.find(option("headway_suite") or DEFAULT_SUITE, files.suite_folders())
                 loaded = suite.load(path, option("headway_set") or ())
-                night.check_metrics(loaded)
+                outlook.check(loaded)
         except (suite.SuiteError, night.JournalError) as error:
             raise pytest.UsageError(str(error)) from error
         known = tuple(instance.name for instance in loaded.instances)
@@ -110,6 +111,15 @@ class State:
     def selects(self, case: Case) -> bool:
         """Whether the options ask for a case."""
         return case.instance in self.instances and case.level in self.levels
+
+    def has(self, what: Case | str) -> bool:
+        """Whether a night that is judged again set out to measure a case, or an instance."""
+        if self.replayed is None:
+            return True
+        expected = self.replayed.expected
+        if isinstance(what, Case):
+            return any((i, name) == (what.instance, what.name) for i, _, name in expected)
+        return any(i == what for i, _, _ in expected)
 
     def begin(self, cases: frozenset[Case]) -> None:
         """Start or resume the night that the selected tests need."""
@@ -131,11 +141,15 @@ class State:
         try:
             device = find_device(option("headway_device"))
             machine = read_machine(device)
-            needed = {self.suite.instance(case.instance).model for case in cases}
-            self._stack.enter_context(night.device_lock(home, machine.device, self.suite.name))
+            needed = [self.suite.instance(name) for name in {case.instance for case in cases}]
+            models = dict(sorted((instance.model_name, instance.model) for instance in needed))
+            lock = self._stack.enter_context(
+                night.device_lock(home, machine.device, self.suite.name)
+            )
             for name in {case.instance: None for case in sorted(cases, key=lambda c: c.instance)}:
                 night.python_of(self.suite.instance(name), python_for)  # before, not in between
-            prepared = {name: self._prepare(name, home, screen) for name in sorted(needed)}
+            prepared = {name: self._prepare(m, home, screen) for name, m in models.items()}
+            check_context(self.suite, {name: model.facts for name, model in prepared.items()})
             self._night = night.begin(
                 self.suite,
                 machine,
@@ -145,6 +159,7 @@ class State:
                 home=home,
                 python_for=python_for,
                 screen=screen,
+                lock=lock,
                 fresh=option("headway_fresh"),
             )
             self._night.expect(cases)
@@ -178,8 +193,7 @@ class State:
 
     def night_in_progress(self) -> Night:
         """Return the night; a test that measures cannot run without one."""
-        if self._broken is not None:
-            pytest.fail(f"INVALID {self.suite.name}: {self._broken}", pytrace=False)
+        self._fail_if_broken(self.suite.name)
         if self._night is None:
             pytest.skip("nothing is measured in this session")
         return self._night
@@ -189,7 +203,8 @@ class State:
         """What is known so far."""
         if self.replayed is not None:
             return self.replayed
-        return self.night_in_progress().results
+        assert self._night is not None
+        return self._night.results
 
     def measure(self) -> None:
         """Measure and verify what the selected tests need and no measuring item has brought."""
@@ -198,20 +213,22 @@ class State:
         self._measured = True
         try:
             self._night.measure_all(self.cases)
-            self.verify()
+            self._night.verify_all()
         except night.JournalError as error:
             self._broken = str(error)
+        except (night.ReferenceFailure, environment.EnvironmentFailed) as error:
+            self._unverified = str(error)
 
     def verify(self) -> None:
-        """Verify outputs once; a reference that cannot leaves them unverified, and says so."""
-        if self._verified:
-            return
-        self._verified = True
-        current = self.night_in_progress()
-        try:
-            current.verify_all()
-        except (night.ReferenceFailure, environment.EnvironmentFailed) as error:
-            current.screen.line(f"outputs could not be verified: {error}")
+        """Measure what is missing and verify every output; fails when the reference cannot."""
+        self.measure()
+        if self._unverified is not None:
+            pytest.fail(f"MISSING outputs could not be verified: {self._unverified}", pytrace=False)
+        self._fail_if_broken(self.suite.name)
+
+    def _fail_if_broken(self, what: str) -> None:
+        if self._broken is not None:
+            pytest.fail(f"INVALID {what}: {self._broken}", pytrace=False)
 
     def cell(self, case: Case, metric: str, item: pytest.Item) -> Cell:
         """Return a cell for a test to check."""
@@ -220,8 +237,7 @@ class State:
     def judge(self, case: Case, metric: str) -> Judged:
         """Judge a cell, after measuring what is missing of it."""
         self.measure()
-        if self._broken is not None:
-            pytest.fail(f"INVALID {case.name} {metric}: {self._broken}", pytrace=False)
+        self._fail_if_broken(f"{case.name} {metric}")
         return self.judged()[case, metric]
 
     def judged(self) -> dict[tuple[Case, str], Judged]:
@@ -242,9 +258,11 @@ class State:
         self.measure()
         results = self.results
         found = []
+        mine = self.cases if self.replayed is None else frozenset(self.suite.cases())
+        cases = {case.name: case for case in mine}
         for name, launch, case_name in results.expected:
-            case = next(c for c in self.suite.cases() if c.name == case_name)
-            if name == instance and launch not in results.runs_of(case):
+            case = cases.get(case_name)
+            if case and name == instance and launch not in results.runs_of(case):
                 found.append(f"{case_name}: {results.why_missing(case, launch)}")
         return found
 
@@ -265,12 +283,19 @@ class State:
         return 3 if exitstatus == 1 and only_invalid else exitstatus
 
     def document(self) -> dict[str, Any]:
-        """Return report.json's content."""
+        """Return report.json's content; made once for what is known."""
+        cells = self.judged()
+        if self._document is None or self._documented is not self.results:
+            self._documented = self.results
+            self._document = self._new_document(cells)
+        return self._document
+
+    def _new_document(self, cells: Mapping[tuple[Case, str], Judged]) -> dict[str, Any]:
         from headway.report.document import document
 
         return document(
             self.results,
-            tuple(self.judged().values()),
+            tuple(cells.values()),
             strict=self.config.getoption("headway_strict"),
             headway_version=headway.__version__,
         )
@@ -288,9 +313,8 @@ class State:
     def close(self) -> None:
         """Give the device back, and keep JUnit's file with its night."""
         junit = getattr(self.config.option, "xmlpath", None)
-        if junit and self._night is not None and Path(junit).is_file():
-            with contextlib.suppress(OSError):
-                shutil.copyfile(junit, self._night.folder / "junit.xml")
+        if junit and self._night is not None:
+            files.keep_junit(Path(junit), self._night.folder)
         self._stack.close()
 
 

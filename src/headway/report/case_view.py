@@ -9,7 +9,6 @@ from headway import correctness, fingerprint, metrics, stats, verdict
 from headway.core import Case, RequestRecord, Run
 from headway.report import private, shape, vllm_view
 from headway.results import Results
-from headway.workload import pair_key
 
 # A reason per request would make a report as large as the journal.
 MAX_REASONS = 5
@@ -24,8 +23,12 @@ def view(results: Results, case: Case, hide: private.Private) -> shape.CaseView:
         workload=case.workload,
         level=case.level,
         identity=_identity(results, case),
-        outputs=_outputs(results, runs) if case.level else None,
+        outputs=_outputs(results, case) if case.level else None,
         runs=tuple(_run(results, run, hide) for run in runs),
+        replaced=tuple(
+            shape.ReplacedView(run.launch, run.attempt, _few(hide.texts(run.invalid)))
+            for run in results.replaced(case)
+        ),
     )
 
 
@@ -39,18 +42,12 @@ def _identity(results: Results, case: Case) -> dict[str, str]:
     return fingerprint.identity(case, revision, dtype, "", device, metrics.VERSION)
 
 
-def _outputs(results: Results, runs: Sequence[Run]) -> shape.Outputs:
-    """Count the completed answers of which every token was found right."""
-    completed = verified = 0
-    for run in runs:
-        asked = correctness.requests_of(results, run)
-        for request, record in zip(asked, run.records, strict=False):
-            completed += record.completed
-            output = record.output_token_ids
-            if record.completed and output is not None:
-                found = results.verifications.get(pair_key(request.prompt_token_ids, output))
-                verified += found is not None and not (found.error or found.num_violations)
-    return shape.Outputs(completed, verified)
+def _outputs(results: Results, case: Case) -> shape.Outputs:
+    """Count the completed answers, and those of which every token was found right."""
+    if case.model not in results.models:
+        return shape.Outputs(0, 0)
+    found = correctness.equality(results, case)
+    return shape.Outputs(found.num_requests, found.right)
 
 
 def _run(results: Results, run: Run, hide: private.Private) -> shape.RunView:

@@ -192,6 +192,10 @@ def _unusable(
     if not before:
         why = f"OLD: {_why(old)}"
         return ("MISSING", why) if gated else ("INCONCLUSIVE", why)
+    if unit != "1" and old.direction == "higher" and min(before) == 0:
+        # A goodput may be 0, and of 0 there is no percentage.
+        name = "INCONCLUSIVE" if any((*before, *after)) else "PASS"
+        return name, f"OLD holds {verdict.shown(0.0, unit)}, and no ratio to it can be judged"
     if unit != "1" and not min(before) > 0:
         shown = verdict.shown(min(before), unit)
         return "INCOMPATIBLE", f"invalid baseline: OLD holds {shown}; record it again"

@@ -47,7 +47,7 @@ def document(
         headway=shape.Tool(headway_version, results.commit),
         suite=_suite(results, hide),
         machine=results.machine,
-        models=tuple(shape.ModelView(m.name, m.revision) for m in results.models.values()),
+        models=tuple(shape.ModelView(n, m.revision) for n, m in results.models.items()),
         instances=tuple(_instance(results, i.name, hide) for i in results.suite.instances),
         summary=summary(cells, strict),
         cases=tuple(case_view.view(results, case, hide) for case in cases),
@@ -94,14 +94,12 @@ def _refuse_constant(name: str) -> Any:
 def summary(cells: Sequence[Judged], strict: bool) -> shape.Summary:
     """Count the cells by verdict, worst first; see `shape.Summary` for the other counts."""
     counted = Counter(cell.verdict for cell in cells)
+    words = Counter(cell.word for cell in cells)
     verdicts: dict[str, int] = {v: counted[v] for v in verdict.ORDER if counted[v]}
-    words = dict.fromkeys((verdict.WORDS[v] for v in verdict.ORDER if counted[v]), 0)
-    for cell in cells:
-        words[verdict.WORDS[cell.verdict]] += 1
     return shape.Summary(
         cells=len(cells),
         verdicts=verdicts,
-        words=words,
+        words={word: words[word] for word in verdict.ALL_WORDS if words[word]},
         compared=sum(any(_decided(f) for f in cell.findings) for cell in cells),
         recording=sum(any(f.verdict == "RECORDING" for f in cell.findings) for cell in cells),
         missing=counted["MISSING"],
@@ -154,7 +152,7 @@ def _instance(results: Results, name: str, hide: private.Private) -> shape.Insta
         found.commit,
     )
     device = infos[-1].device if infos else None
-    return shape.InstanceView(name, asked.model, asked.dtype, device, shown, launches)
+    return shape.InstanceView(name, asked.model_name, asked.dtype, device, shown, launches)
 
 
 def _cell(results: Results, cell: Judged, hide: private.Private) -> shape.CellView:
@@ -170,7 +168,7 @@ def _cell(results: Results, cell: Judged, hide: private.Private) -> shape.CellVi
         direction=direction,
         definition=definition,
         verdict=cell.verdict,
-        word=verdict.WORDS[cell.verdict],
+        word=cell.word,
         message=hide.text(worst.message),
         value=cell.value,
         samples=tuple(
@@ -203,7 +201,12 @@ def _declared(results: Results, cell: Judged) -> Declared:
     if cell.metric in metrics.ALL:
         metric = metrics.ALL[cell.metric]
         samples: Sequence[Sample] = results.samples(cell.case, metric)
-        return metric.unit, metric.direction, metric.definition, samples
+        definition = metric.definition
+        if metric.slo_only:
+            slo = codec.encode(results.suite.level(cell.case).slo)
+            limits = ", ".join(f"{k} <= {v:g}" for k, v in slo.items() if v is not None)
+            definition += f"; SLO: {limits}"
+        return metric.unit, metric.direction, definition, samples
     for step, step_samples in results.step_cells(cell.case.instance).items():
         if step.name == cell.metric:
             return step.unit, step.direction, step.definition, step_samples

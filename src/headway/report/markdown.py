@@ -50,6 +50,9 @@ def _lines(doc: Document) -> Iterator[str]:
         yield "The night is not finished: what was not measured is missing below."
         yield ""
     yield from _table(doc)
+    for line in table.replaced(doc):
+        yield escape(line)
+        yield ""
     yield from _problems("Failures", table.problems(doc, *verdict.FAILS))
     yield from _problems("Cannot tell", table.problems(doc, "INCONCLUSIVE", "MUTED"))
     yield from _folded("Faster", table.problems(doc, "IMPROVEMENT"))

@@ -192,6 +192,15 @@ class RunView:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplacedView:
+    """A Run that a later attempt of its launch took the place of, and why."""
+
+    launch: int
+    attempt: int
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class CaseView:
     """A case. One with neither workload nor level stands for its instance's launches."""
 
@@ -202,6 +211,7 @@ class CaseView:
     identity: Mapping[str, str]
     outputs: Outputs | None
     runs: tuple[RunView, ...]
+    replaced: tuple[ReplacedView, ...]
 
     @property
     def key(self) -> Key:

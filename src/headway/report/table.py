@@ -147,14 +147,14 @@ def _row_verdict(cells: Collection[CellView]) -> tuple[Verdict, str]:
     held = any(f.verdict == "PASS" and f.gate != "watch" for c in cells for f in c.findings)
     if worst == "RECORDING" and held:
         return worst, RECORDING_WORD
-    return worst, verdict.WORDS[worst]
+    watched = bool(cells) and all(cell.word == verdict.WATCHED for cell in cells)
+    return worst, verdict.WATCHED if watched else verdict.WORDS[worst]
 
 
 def headline(document: Document) -> str:
     """Return the counts by the words that people read, worst first: `1 SLOWER, 31 OK`."""
-    words = dict.fromkeys(verdict.WORDS[name] for name in verdict.ORDER)
     counts = document.summary.words
-    parts = [f"{counts[word]} {word}" for word in words if counts.get(word)]
+    parts = [f"{counts[word]} {word}" for word in verdict.ALL_WORDS if counts.get(word)]
     return ", ".join(parts) or "nothing was judged"
 
 
@@ -181,6 +181,19 @@ def _findings(document: Document) -> Iterator[tuple[CellView, shape.FindingView]
             yield cell, finding
 
 
+def replaced(document: Document) -> Iterator[str]:
+    """Say in one line which Runs were replaced, and why: a second try is never silent."""
+    found = [
+        f"{Case(*case.key).name} launch {run.launch} attempt {run.attempt}"
+        + (f": {run.reasons[0]}" if run.reasons else "")
+        for case in document.cases
+        for run in case.replaced
+    ]
+    if found:
+        was = "was" if len(found) == 1 else "were"
+        yield f"{text.count(len(found), 'Run')} {was} replaced: {text.few(found)}"
+
+
 def launch_cells(document: Document) -> tuple[CellView, ...]:
     """Return the cells of launches as a whole: launch time and engine steps."""
     return tuple(cell for cell in document.cells if not cell.level)
@@ -204,11 +217,11 @@ def next_step(document: Document, run: str) -> str:
     if counts.get("WRONG"):
         return "Next: outputs are wrong, so no speed counts; see the tokens named above."
     if counts.get("REGRESSION"):
-        return f"Next: find what got slower; if intended: {propose}"
+        return "Next: find what got slower; if it is meant to be, delete its baseline file."
     if counts.get("LIMIT"):
         return "Next: find what fails its limit; if the limit is wrong, change it in the suite."
     if counts.get("INCOMPATIBLE"):
-        return f"Next: if the change is intended: {propose}"
+        return "Next: if the change is intended, delete the old baseline file and record anew."
     if counts.get("MISSING"):
         return "Next: see why values are missing; the engines' logs are in the run's folder."
     if counts.get("INVALID"):

@@ -74,6 +74,7 @@ def _parts(doc: Document, width: int, run: str) -> Iterator[RenderableType]:
     if groups:
         yield _table(groups, width)
     yield from map(line, _launch_lines(doc))
+    yield from map(line, table.replaced(doc))
     yield Text("")
     yield from _listed(table.problems(doc, *verdict.FAILS))
     yield from _listed(table.problems(doc, "INCONCLUSIVE", "MUTED", "IMPROVEMENT"))

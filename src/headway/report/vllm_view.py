@@ -36,18 +36,28 @@ def view(run: Run, prompt_tokens: int) -> View:
         "total_input_tokens": total,
         "total_output_tokens": output,
         "request_throughput": _per(len(done), duration),
-        "request_goodput": None,
+        "request_goodput": _goodput(run, done, duration),
         "output_throughput": _per(output, duration),
         "total_token_throughput": _per(None if output is None else total + output, duration),
         "max_concurrent_requests": _peak(done),
     }
     ttfts = [v for v in map(metrics.ttft_sent_s, done) if v is not None]
-    e2els = [r.events[-1].at_s - r.sent_s for r in done if r.sent_s is not None]
+    e2els = [v for v in map(metrics.e2el_sent_s, done) if v is not None]
     tpots = [v for v in map(_tpot_s, done) if v is not None]
     itls = [gap for r in done for gap in metrics.itl_s(r)]
     for name, samples in (("ttft", ttfts), ("tpot", tpots), ("itl", itls), ("e2el", e2els)):
         shown |= _spread(name, samples)
     return shown
+
+
+def _goodput(run: Run, done: Sequence[RequestRecord], duration_s: float) -> float | None:
+    slo = run.level.slo
+    if slo is None:
+        return None
+    good = [
+        r for r in done if slo.holds(metrics.ttft_sent_s(r), _tpot_s(r), metrics.e2el_sent_s(r))
+    ]
+    return _per(len(good), duration_s)
 
 
 def _per(amount: float | None, duration_s: float) -> float | None:

@@ -5,10 +5,12 @@ a limit that was compared and held outweighs a baseline that is not there yet.
 """
 
 from headway.verdict.finding import (
+    ALL_WORDS,
     EQUALITY,
     FAILS,
     ORDER,
     WAITS,
+    WATCHED,
     WORDS,
     Finding,
     Gate,
@@ -23,10 +25,12 @@ from headway.verdict.stored import Load, against
 from headway.verdict.subject import identity_of, treatment_of
 
 __all__ = [
+    "ALL_WORDS",
     "EQUALITY",
     "FAILS",
     "ORDER",
     "WAITS",
+    "WATCHED",
     "WORDS",
     "Finding",
     "Gate",

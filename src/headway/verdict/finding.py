@@ -49,6 +49,9 @@ WORDS: dict[Verdict, str] = {
     "IMPROVEMENT": "FASTER",
     "PASS": "OK",
 }
+# What a person reads of a PASS on which no gate is set; and all words, worst first.
+WATCHED = "watched"
+ALL_WORDS = (*dict.fromkeys(WORDS[name] for name in ORDER), WATCHED)
 FAILS: frozenset[Verdict] = frozenset(
     ("WRONG", "REGRESSION", "LIMIT", "MISSING", "INCOMPATIBLE", "INVALID")
 )
@@ -102,6 +105,12 @@ class Judged:
         return "PASS" if worst == "RECORDING" and held else worst
 
     @property
+    def word(self) -> str:
+        """What a person reads: a cell without a gate held nothing, so it is not OK."""
+        watched = all(f.gate == "watch" for f in self.findings)
+        return WATCHED if watched and self.verdict == "PASS" else WORDS[self.verdict]
+
+    @property
     def value(self) -> float | None:
         """The median over launches; None where the cell could not be judged."""
         return next((f.value for f in self.findings if f.value is not None), None)
@@ -117,7 +126,7 @@ def shown(value: float | None, unit: str) -> str:
     if value is None:
         return "—"
     if unit == "s":
-        return f"{value:.2f} s" if value >= 10 else f"{value * 1e3:.1f} ms"
+        return f"{value:.2f} s" if value >= 1 else f"{value * 1e3:.1f} ms"
     if unit == "bytes":
         return f"{value / 2**20:,.0f} MiB"
     if unit == "1":

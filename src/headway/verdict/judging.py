@@ -36,16 +36,17 @@ def judge(results: Results, load: Load) -> tuple[Judged, ...]:
 def applicable(suite: Suite, case: Case) -> list[Metric]:
     """Return the metrics that a case has.
 
-    Throughput in open loop is the arrival rate; of a single token there is no time per further one.
+    Throughput in open loop is the arrival rate; of a single token there is no time per further
+    one; and what is good is for an SLO to say.
     """
-    workload = suite.workload(case.workload)
-    level = next(lv for lv in workload.levels if lv.name == case.level)
-    one_token = workload.prompts.output_tokens == 1
+    level = suite.level(case)
+    one_token = suite.workload(case.workload).prompts.output_tokens == 1
     return [
         metric
         for metric in metrics.TABLE.values()
         if (level.closed or not metric.closed_loop_only)
         and not (one_token and metric.further_tokens_only)
+        and (level.slo is not None or not metric.slo_only)
     ]
 
 
@@ -88,10 +89,10 @@ def _blocked(
             return finding("WRONG", wrong[0])
     if not samples:
         return finding("MISSING", "it was not measured")
-    for sample in samples:
-        if sample.value is None:
-            return finding("MISSING", sample.reason or "it has no value")
-    return None
+    missing = [s.reason or "it has no value" for s in samples if s.value is None]
+    if metric is metrics.LAUNCH_TIME:
+        missing += correctness.unverified_first_tokens(results, case.instance)
+    return finding("MISSING", missing[0]) if missing else None
 
 
 def _failures(results: Results, case: Case) -> str:

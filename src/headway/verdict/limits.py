@@ -36,7 +36,7 @@ def _ratio(
     other: str,
 ) -> Finding:
     """Compare launch by launch: what one night did to both cancels."""
-    model = results.suite.instance(other).model
+    model = results.suite.instance(other).model_name
     theirs = results.samples(Case(other, model, case.workload, case.level), metric)
     mine = results.samples(case, metric)
     by_launch = {s.launch: s.value for s in theirs if s.value and not s.invalid}

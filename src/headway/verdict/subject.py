@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from headway import fingerprint, metrics
 from headway.core import Case
 from headway.results import Results
 
 
 def identity_of(results: Results, case: Case) -> dict[str, str]:
-    """Return the identity of a case as measured in this night."""
-    workload = results.suite.workload(case.workload)
-    level = next(lv for lv in workload.levels if lv.name == case.level)
+    """Return the identity of a case as measured in this night.
+
+    An SLO is no load: it is part of what is compared only where a baseline is kept of a goodput.
+    """
+    suite = results.suite
+    prompts, level = suite.workload(case.workload).prompts, suite.level(case)
+    if not any(metrics.ALL[name].slo_only for name in suite.baseline.metrics):
+        level = replace(level, slo=None)
     return fingerprint.identity(
         case,
         results.models[case.model].revision,
-        results.suite.instance(case.instance).dtype,
-        fingerprint.short_hash(repr((workload.prompts, level, results.suite.seed))),
+        suite.instance(case.instance).dtype,
+        fingerprint.short_hash(repr((prompts, level, suite.seed))),
         results.machine.device,
         metrics.VERSION,
     )

@@ -1,0 +1,132 @@
+"""What a suite will do, before it does it: may it run at all, and what will it take?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from headway import environment, metrics
+from headway.core import Case
+from headway.night import order
+from headway.suite import Suite, SuiteError
+from headway.verdict import applicable
+
+# What is assumed of an engine that no night has measured yet.
+ASSUMED_START_S = 10.0
+ASSUMED_TOKENS_PER_S = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What earlier nights told: seconds that one took, and the smallest effect a cell could see."""
+
+    seconds: float | None = None
+    visible: Mapping[tuple[str, str], float] | None = None
+
+
+def check(loaded: Suite) -> None:
+    """Refuse engines of no kind, gates on no metric, and limits that would judge no cell."""
+    kinds = environment.kinds()
+    for instance in loaded.instances:
+        if ":" not in instance.kind and instance.kind not in kinds:
+            raise SuiteError(
+                f"{loaded.path}: engine.{instance.name}.kind is {instance.kind!r}; allowed: "
+                f"{', '.join(kinds)}, or package.module:Class for an engine of your own"
+            )
+    names = [(f"limit[{i}].metric", limit.metric) for i, limit in enumerate(loaded.limits)]
+    names += [("baseline.metrics", name) for name in loaded.baseline.metrics]
+    for key, name in names:
+        if name not in metrics.ALL:
+            allowed = ", ".join(metrics.ALL)
+            raise SuiteError(f"{loaded.path}: {key} is {name!r}; allowed: {allowed}")
+    for index, limit in enumerate(loaded.limits):
+        if not any(limit.covers(case) for case in _cases_of(loaded, limit.metric)):
+            raise SuiteError(
+                f"{loaded.path}: limit[{index}] on {limit.metric} judges no cell; "
+                f"{_why_none(loaded, limit.metric)}"
+            )
+
+
+def _cases_of(loaded: Suite, metric: str) -> list[Case]:
+    """Return the cases that have a metric."""
+    if metric == metrics.LAUNCH_TIME.name:
+        return [Case(i.name, i.model_name, "", "") for i in loaded.instances]
+    return [case for case in loaded.cases() if metrics.TABLE[metric] in applicable(loaded, case)]
+
+
+def _why_none(loaded: Suite, metric: str) -> str:
+    if metric == metrics.LAUNCH_TIME.name:
+        return "it belongs to a launch as a whole: name neither workload nor level"
+    if metrics.ALL[metric].closed_loop_only:
+        return "in open loop it is the arrival rate: gate on latency or success_rate there"
+    if metrics.ALL[metric].slo_only:
+        return "its workload has no slo"
+    return "no case has it"
+
+
+def describe(loaded: Suite, known: Known) -> str:
+    """Say what a night over a suite will do: for `headway plan`."""
+    launches = order(loaded)
+    cells = sum(len(applicable(loaded, case)) + 1 for case in loaded.cases())
+    cells += len(loaded.instances) * (1 + 2 * len(loaded.step_batches))
+    lines = [
+        f"suite {loaded.name}: {loaded.description}",
+        f"{len(launches)} launches ({len(loaded.instances)} instances x {loaded.launches}), "
+        f"{sum(len(item.cases) for item in launches)} Runs, {cells} cells",
+        "",
+    ]
+    lines += [
+        f"  {n:2}. {item.name:24} {' '.join(case.level for case in item.cases)}"
+        for n, item in enumerate(launches, 1)
+    ]
+    lines += ["", *_requests(loaded), "", *_gates(loaded, known), "", _minutes(loaded, known)]
+    return "\n".join(lines) + "\n"
+
+
+def _requests(loaded: Suite) -> Iterable[str]:
+    for workload in loaded.workloads:
+        prompts = workload.prompts
+        yield (
+            f"workload {workload.name}: {prompts.prompt_tokens} prompt and "
+            f"{prompts.output_tokens} output tokens, {prompts.kind} prompts"
+        )
+        yield from (f"  {level.name:6} {level.num_requests} requests" for level in workload.levels)
+
+
+def _gates(loaded: Suite, known: Known) -> Iterable[str]:
+    for limit in loaded.limits:
+        bounds = [f">= {limit.min:g}"] if limit.min is not None else []
+        bounds += [f"<= {limit.max:g}"] if limit.max is not None else []
+        over = "each other engine" if limit.over == "*" else limit.over
+        ratio = f" / {over}" if limit.over else ""
+        where = " ".join(filter(None, (limit.engine, limit.workload, limit.level))) or "everywhere"
+        yield f"limit {limit.metric}{ratio} {' and '.join(bounds)}: {where}"
+    gate = loaded.baseline
+    yield (
+        f"baseline on {', '.join(gate.metrics)}: never sees less than {gate.tolerance:.0%}; speaks "
+        f"from {gate.min_launches} launches over {gate.min_nights} nights on"
+    )
+    visible = known.visible or {}
+    for case in loaded.cases():
+        seen = [
+            f"{m} {visible[case.name, m]:.0%}" for m in gate.metrics if (case.name, m) in visible
+        ]
+        yield f"  {case.name:28} smallest visible change: {', '.join(seen) or 'no baseline yet'}"
+
+
+def _minutes(loaded: Suite, known: Known) -> str:
+    if known.seconds is not None:
+        took = f"the last night over it took {known.seconds / 60:.1f}"
+    else:
+        tokens = sum(
+            level.num_requests * workload.prompts.output_tokens
+            for workload in loaded.workloads
+            for level in workload.levels
+        )
+        each_s = ASSUMED_START_S + tokens / ASSUMED_TOKENS_PER_S
+        most = each_s * loaded.launches * len(loaded.instances) / 60
+        took = (
+            f"no night over it is known here; at {ASSUMED_TOKENS_PER_S:g} tokens/s without any "
+            f"batching it would take {most:.0f}"
+        )
+    return f"budget {loaded.budget_minutes:g} minutes; {took}"

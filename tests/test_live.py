@@ -1,0 +1,242 @@
+"""A night in progress, in this process, on fake engines: replacement, budget, resume."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headway import night, outlook, suite, validity
+from headway.fingerprint import read_machine
+from headway.night import Night, Screen
+from headway.night.session import read_commit
+
+SUITE = """
+[suite]
+model = "fake"
+launches = 1
+idle_timeout_s = 2
+[engine.fake_a]
+kind = "fake"
+args = {{ ttft_s = 0.004, itl_s = 0.001 }}
+[workload.w]
+prompt_tokens = 8
+output_tokens = 3
+{load}
+[baseline]
+metrics = []
+"""
+Begin = Callable[..., Night]
+
+
+@pytest.fixture
+def begin(tmp_path: Path) -> Begin:
+    """Begin a night over a small suite in a folder of its own."""
+
+    def make(load: str = "concurrency = [1, 2]\nrequests = 8", **changes: Any) -> Night:
+        path = tmp_path / "tiny.toml"
+        path.write_text(SUITE.format(load=load))
+        loaded = suite.load(path, changes.pop("overrides", ()))
+        here = Path(sys.executable)
+        model = night.prepare("fake", here, tmp_path, lambda _: None)
+        options: dict[str, Any] = {
+            "device": "cpu",
+            "home": tmp_path,
+            "python_for": lambda _: here,
+            "screen": Screen(),
+        }
+        machine = read_machine("cpu")
+        return night.begin(
+            loaded, machine, {"fake": model}, tmp_path / "reports", **(options | changes)
+        )
+
+    return make
+
+
+def measured(made: Night) -> list[tuple[str, int, bool]]:
+    return [(run.case.level, run.attempt, bool(run.invalid)) for run in made.results.runs]
+
+
+def measure(made: Night) -> None:
+    made.expect(made.suite.cases())
+    made.measure_all(made.cases)
+
+
+@pytest.mark.parametrize(
+    ("bad", "expected"),
+    [
+        (0, [("c1", 1, False), ("c2", 1, False)]),
+        (1, [("c1", 1, True), ("c2", 1, False), ("c1", 2, False)]),
+        # At most two replacements; then it stays invalid, and the night goes on.
+        (9, [("c1", 1, True), ("c2", 1, False), ("c1", 2, True), ("c1", 3, True)]),
+    ],
+)
+def test_an_invalid_run_is_replaced_at_most_twice(
+    begin: Begin, monkeypatch: pytest.MonkeyPatch, bad: int, expected: list[tuple[str, int, bool]]
+) -> None:
+    left = [bad]
+    real = validity.problems
+
+    def problems(run: Any) -> tuple[str, ...]:
+        if run.case.level == "c1" and left[0]:
+            left[0] -= 1
+            return ("planted",)
+        return real(run)
+
+    monkeypatch.setattr(validity, "problems", problems)
+    made = begin()
+    measure(made)
+    assert measured(made) == expected
+    assert [record.attempt for record in made.results.launches] == sorted(
+        {attempt for _, attempt, _ in expected}
+    )
+    measure(made)  # nothing is left to do
+    assert measured(made) == expected
+
+
+def test_a_spent_budget_starts_nothing_more(begin: Begin) -> None:
+    made = begin(overrides=["suite.budget_minutes=0.01"])
+    made.started_s -= 1.0
+    measure(made)
+    assert measured(made) == []
+    (record,) = made.results.launches
+    assert record.failure_kind == "budget"
+    reason = made.results.why_missing(made.suite.cases()[0], 1)
+    assert "budget of 0.01 minutes was spent" in reason
+
+
+@pytest.mark.parametrize("arrivals", ["poisson", "burst", "constant"])
+def test_open_loop_is_measured_when_it_is_due(begin: Begin, arrivals: str) -> None:
+    load = f'rate_per_s = [40]\narrivals = "{arrivals}"\nrequests = 12'
+    made, again = begin(load), begin(load, fresh=True)
+    measure(made)
+    measure(again)
+    (run,), (other,) = made.results.runs, again.results.runs
+    assert not run.invalid
+    assert all(record.completed for record in run.records)
+    assert [r.due_s for r in run.records] == pytest.approx([r.due_s for r in other.records])
+    assert run.schedule_hash == other.schedule_hash
+
+
+def test_a_night_is_carried_on_only_by_its_like(begin: Begin) -> None:
+    made = begin()
+    measure(made)
+    assert begin().folder == made.folder
+    assert begin().resumed_runs == 2
+    assert begin(overrides=["suite.seed=2"]).folder != made.folder
+    assert begin(fresh=True).folder != made.folder
+
+
+def test_a_finished_night_is_not_carried_on(begin: Begin) -> None:
+    made = begin()
+    measure(made)
+    made.verify_all()
+    made.finish()
+    assert made.results.finished
+    assert begin().folder != made.folder
+
+
+def test_an_unverified_night_is_not_finished(begin: Begin) -> None:
+    made = begin()
+    measure(made)
+    made.finish()
+    assert not made.results.finished
+
+
+def test_the_reference_generates_even_if_it_was_interrupted(begin: Begin) -> None:
+    made = begin()
+    measure(made)
+    made.verify_all()
+    assert len(made.results.generated) == 2
+    lines = (made.folder / "journal.jsonl").read_text().splitlines(keepends=True)
+    kept = [line for line in lines if '"type": "generated"' not in line]
+    (made.folder / "journal.jsonl").write_text("".join(kept))
+    again = begin()
+    again.verify_all()
+    assert again.results.generated == made.results.generated
+
+
+def test_time_left_is_known_once_a_level_was_measured(begin: Begin) -> None:
+    made = begin(overrides=["suite.launches=2"])
+    made.expect(made.suite.cases())
+    assert made.seconds_left() is None
+    first = night.order(made.suite)[0]
+    live = made.live(first)
+    live.measure(made.cases)
+    live.stop()
+    spans = {run.case.level: run.span_s for run in made.results.runs}
+    assert made.seconds_left() == pytest.approx(spans["c1"] + spans["c2"])
+
+
+def test_the_warm_up_is_reported(begin: Begin) -> None:
+    made = begin()
+    measure(made)
+    by_level = {run.case.level: run.engine for run in made.results.runs}
+    assert by_level["c1"]["warmup_requests"] >= 2
+    assert by_level["c2"]["warmup_requests"] >= 4
+    assert by_level["c2"]["warmup_failed"] == 0
+    assert by_level["c1"]["peak_rss_bytes"] > 1 << 20
+
+
+def test_two_states_of_one_commit_are_two_things(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert read_commit() is None
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b"]
+    subprocess.run([*git, "init", "-q"], check=True)
+    file = tmp_path / "engine.py"
+    file.write_text("one")
+    subprocess.run([*git, "add", "."], check=True)
+    subprocess.run([*git, "commit", "-qm", "x"], check=True)
+    clean = read_commit()
+    file.write_text("two")
+    dirty = read_commit()
+    file.write_text("three")
+    assert len({clean, dirty, read_commit()}) == 3
+    assert clean is not None
+    assert "dirty" not in clean
+
+
+@pytest.mark.parametrize(
+    ("limit", "says"),
+    [
+        ('metric = "output_throughput"\nlevel = "r5"\nmin = 1.0', "is the arrival rate"),
+        ('metric = "launch_time"\nlevel = "c1"\nmax = 9.0', "name neither workload nor level"),
+        ('metric = "throughput"\nmin = 1.0', "limit[0].metric is 'throughput'; allowed:"),
+    ],
+)
+def test_a_limit_that_judges_nothing_is_refused(tmp_path: Path, limit: str, says: str) -> None:
+    path = tmp_path / "tiny.toml"
+    load = "concurrency = [1]\nrate_per_s = [5]"
+    path.write_text(SUITE.format(load=load) + f"\n[[limit]]\n{limit}\n")
+    with pytest.raises(suite.SuiteError) as caught:
+        outlook.check(suite.load(path))
+    assert says in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+def test_an_unknown_kind_names_those_that_are(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.toml"
+    path.write_text(SUITE.format(load="concurrency = [1]"))
+    loaded = suite.load(path, ["engine.fake_a.kind=vlm"])
+    with pytest.raises(suite.SuiteError, match=r"engine.fake_a.kind is 'vlm'; allowed: fake, hf_"):
+        outlook.check(loaded)
+
+
+def test_the_plan_says_what_a_night_will_do(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.toml"
+    path.write_text(SUITE.format(load="concurrency = [1, 2]"))
+    loaded = suite.load(path)
+    text = outlook.describe(loaded, outlook.Known())
+    for words in ("1 launches", "2 Runs", "fake_a-1", "no baseline yet", "no night over it"):
+        assert words in text
+    visible = {("fake_a-w-c1", "ttft_p50"): 0.07}
+    loaded = suite.load(path, ['baseline.metrics=["ttft_p50"]'])
+    text = outlook.describe(loaded, outlook.Known(90.0, visible))
+    assert "smallest visible change: ttft_p50 7%" in text
+    assert "took 1.5" in text

@@ -63,7 +63,7 @@ def measured(made: Night) -> list[tuple[str, int, bool]]:
 
 def measure(made: Night) -> None:
     made.expect(made.suite.cases())
-    made.measure_all(made.cases)
+    night.measure_all(made, made.cases)
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_time_left_is_known_once_a_level_was_measured(begin: Begin) -> None:
     made.expect(made.suite.cases())
     assert made.seconds_left() is None
     first = night.order(made.suite)[0]
-    live = made.live(first)
+    live = night.LiveLaunch(made, first)
     live.measure(made.cases)
     live.stop()
     spans = {run.case.level: run.span_s for run in made.results.runs}

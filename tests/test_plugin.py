@@ -144,6 +144,28 @@ def test_bad_input_is_one_clear_message(workspace: Any, words: tuple[str, ...], 
     assert done.nights == []
 
 
+@pytest.mark.parametrize(
+    ("plugin", "text", "says"),
+    [
+        ("rerunfailures", "", "a rerun turns an error rate into best-of-k"),
+        ("random_order", "", "the night has an order of its own"),
+        (
+            "tracer",
+            "import sys\nsys.settrace(lambda *_: None)\n",
+            "a tracer (coverage, a debugger)",
+        ),
+    ],
+)
+def test_what_would_spoil_a_measurement_is_refused(
+    workspace: Any, plugin: str, text: str, says: str
+) -> None:
+    (workspace.folder / f"{plugin}.py").write_text(text)
+    done = workspace.mini("-p", plugin)
+    assert done.code == 2, done.text
+    assert says in done.text
+    assert done.nights == []
+
+
 def test_reports_that_cannot_be_written_are_said_at_once(workspace: Any) -> None:
     (workspace.folder / "taken").write_text("a file")
     done = workspace.mini("--reports", "taken/reports")

@@ -148,6 +148,9 @@ def _gpu() -> tuple[str | None, str | None]:
     if shutil.which("nvidia-smi") is None:
         return None, None
     command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    # An engine's first GPU is the first one that this process may see.
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").partition(",")[0].strip()
+    command += [f"--id={visible}"] if visible else []
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired):

@@ -1,7 +1,7 @@
 """The night: the plan and its order, the journal, resuming, the lock on the device."""
 
 from headway.night.journal import JournalError, read
-from headway.night.live import LiveLaunch
+from headway.night.live import LiveLaunch, measure_all
 from headway.night.lock import DeviceBusy, device_lock
 from headway.night.models import ModelFailure, PreparedModel, prepare
 from headway.night.plan import PlannedLaunch, order
@@ -20,6 +20,7 @@ __all__ = [
     "Screen",
     "begin",
     "device_lock",
+    "measure_all",
     "order",
     "prepare",
     "python_of",

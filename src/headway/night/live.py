@@ -11,19 +11,15 @@ import contextlib
 import json
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
 from headway import arrivals, correctness, loadgen, validity
 from headway.core import Case, EngineInfo, LaunchRecord, Level, Request, Run, StepTiming
 from headway.engines.launch import Endpoint, LaunchError, launched, tail
-from headway.night.plan import PlannedLaunch
+from headway.night.plan import PlannedLaunch, order
+from headway.night.session import Night, now
 from headway.sse import parse
 from headway.transport import Exchange, HttpTransport, Target
 from headway.workload import workload_hash
-
-if TYPE_CHECKING:
-    from headway.night.session import Night
 
 MAX_REPLACEMENTS = 2
 WARMUP_TOKENS = 4
@@ -35,11 +31,6 @@ PROGRESS_PERIOD_S = 0.2
 ENDING_S = 2.0
 # Launch numbers count from 1; the prompts of launch 0 are the warm-up's alone.
 WARMUP_LAUNCH = 0
-
-
-def now() -> str:
-    """Return the wall clock, for labels only."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 class LiveLaunch:
@@ -318,3 +309,13 @@ class LiveLaunch:
             raise LaunchError("failed", f"{self.planned.name} is not running: {self.failure}")
         assert self.endpoint is not None
         return self.endpoint
+
+
+def measure_all(night: Night, cases: Collection[Case]) -> None:
+    """Measure whatever of these cases is missing, in the night's order."""
+    for planned in order(night.suite, {case.instance for case in cases}):
+        live = LiveLaunch(night, planned)
+        try:
+            live.measure(cases)
+        finally:
+            live.stop()

@@ -20,7 +20,6 @@ from headway.core import Case, Request
 from headway.engines.launch import LaunchSpec
 from headway.fingerprint import Machine
 from headway.night import journal, models, verify
-from headway.night.live import LiveLaunch, now
 from headway.night.plan import PlannedLaunch, order
 from headway.results import Results
 from headway.suite import Instance, Suite
@@ -31,6 +30,11 @@ VERIFIED_AT_ONCE = 20
 # A night that was left unfinished longer ago is not carried on: the machine is another by now.
 MAX_AGE_S = 12 * 3600
 PythonFor = Callable[[str], Path]
+
+
+def now() -> str:
+    """Return the wall clock, for labels only."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 @dataclass(slots=True)
@@ -97,19 +101,6 @@ class Night:
         )
         if not set(cells) <= set(self.results.expected):
             self.add(journal.Expected(cells))
-
-    def live(self, planned: PlannedLaunch) -> LiveLaunch:
-        """Return a launch, not started yet."""
-        return LiveLaunch(self, planned)
-
-    def measure_all(self, cases: Collection[Case]) -> None:
-        """Measure whatever of these cases is missing, in the night's order."""
-        for planned in order(self.suite, {case.instance for case in cases}):
-            live = self.live(planned)
-            try:
-                live.measure(cases)
-            finally:
-                live.stop()
 
     def progress(self, planned: PlannedLaunch, case: Case, done: int, total: int) -> None:
         """Show instance, launch, level, requests and the time left."""

@@ -86,7 +86,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 @pytest.fixture(scope="module")
 def engine(request: pytest.FixtureRequest) -> Iterator[LiveLaunch]:
     """One launch of one instance: started when first used, ended and reaped after its last test."""
-    live = _state(request.config).night_in_progress().live(request.param)
+    from headway.night import LiveLaunch
+
+    live = LiveLaunch(_state(request.config).night_in_progress(), request.param)
     yield live
     live.stop()
 

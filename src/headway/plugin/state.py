@@ -212,7 +212,7 @@ class State:
             return
         self._measured = True
         try:
-            self._night.measure_all(self.cases)
+            night.measure_all(self._night, self.cases)
             self._night.verify_all()
         except night.JournalError as error:
             self._broken = str(error)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from headway.core import Case
 
+# Worst first.
 Verdict = Literal[
     "WRONG",
     "REGRESSION",
@@ -21,20 +22,7 @@ Verdict = Literal[
     "IMPROVEMENT",
     "PASS",
 ]
-# Worst first.
-ORDER: tuple[Verdict, ...] = (
-    "WRONG",
-    "REGRESSION",
-    "LIMIT",
-    "MISSING",
-    "INCOMPATIBLE",
-    "INVALID",
-    "INCONCLUSIVE",
-    "MUTED",
-    "RECORDING",
-    "IMPROVEMENT",
-    "PASS",
-)
+ORDER: tuple[Verdict, ...] = get_args(Verdict)
 # What a person reads.
 WORDS: dict[Verdict, str] = {
     "WRONG": "WRONG OUTPUT",

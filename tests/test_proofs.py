@@ -121,6 +121,24 @@ def test_a_killed_night_resumes_and_leaves_no_process(command: Any, workspace: A
     assert done.journal("end")
 
 
+def test_an_interrupted_night_reports_what_it_has_and_resumes(command: Any, workspace: Any) -> None:
+    workspace.write(launches=2)
+    with workspace.start("run", "mini") as process:
+        workspace.wait_for_runs(2)
+        process.send_signal(signal.SIGINT)
+        text, _ = process.communicate(timeout=60)
+    stopped = command.Done(process.returncode, text, workspace.folder)
+    assert stopped.code == 3, text
+    assert command.nothing_left(workspace.folder)
+    assert not stopped.report()["finished"]
+    assert stopped.cells("MISSING")
+    done = workspace.mini()
+    assert done.code == 0, done.text
+    assert "resumed:" in done.text
+    assert len(done.nights) == 1
+    assert done.report()["finished"]
+
+
 def test_a_finished_night_is_not_resumed(workspace: Any) -> None:
     first = workspace.mini("-k", "test_tpot")
     second = workspace.mini("-k", "test_tpot")

@@ -12,8 +12,8 @@ ifndef PYTHON
 PYTHON := $(shell for python in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$python -c '$(NEW_ENOUGH)' 2>/dev/null && $$python -c 'import sys; print(sys.executable)' && break; done)
 endif
-ENVIRONMENT = $(PYTHON) engines/boot.py headway.environment
-HF_PYTHON = $$($(ENVIRONMENT) make hf)
+ENVIRONMENT = "$(PYTHON)" engines/boot.py headway.environment
+HF_PYTHON = "$$($(ENVIRONMENT) make hf)"
 SUITE ?= quick
 ARGS ?=
 
@@ -64,9 +64,9 @@ python:
 	@test -n "$(PYTHON)" || { \
 		echo "Headway needs Python 3.11 or later, and python3 is not: install one, or say PYTHON=/path/to/python." >&2; \
 		exit 1; }
-	@$(PYTHON) -c '$(NEW_ENOUGH)' || { \
+	@"$(PYTHON)" -c '$(NEW_ENOUGH)' || { \
 		echo "$(PYTHON) is not Python 3.11 or later, which Headway needs: say PYTHON=/path/to/python." >&2; \
 		exit 1; }
-	@$(PYTHON) -c 'import ensurepip, venv' || { \
+	@"$(PYTHON)" -c 'import ensurepip, venv' || { \
 		echo "$(PYTHON) cannot make virtual environments: install its venv module (Debian: apt install python3-venv)." >&2; \
 		exit 1; }

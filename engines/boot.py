@@ -48,4 +48,4 @@ if __name__ == "__main__":
     if len(sys.argv) < 2:
         sys.exit("usage: python boot.py MODULE [ARGUMENT ...]")
     sys.argv = sys.argv[1:]
-    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    runpy.run_module(sys.argv[0], run_name="__main__")

@@ -239,4 +239,4 @@ def test_the_plan_says_what_a_night_will_do(tmp_path: Path) -> None:
     loaded = suite.load(path, ['baseline.metrics=["ttft_p50"]'])
     text = outlook.describe(loaded, outlook.Known(90.0, visible))
     assert "smallest visible change: ttft_p50 7%" in text
-    assert "took 1.5" in text
+    assert "the last night over it took 1.5" in text

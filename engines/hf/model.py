@@ -19,6 +19,9 @@ from headway.engines.contract import Output, Submission
 from headway.engines.models.folder import ModelFolder
 from headway.engines.models.loading import load
 
+# Below it sampling is greedy in all but name, and a division by it may not be finite in fp32.
+MIN_TEMPERATURE = 1e-5
+
 
 @dataclass(slots=True)
 class Passed:
@@ -78,7 +81,7 @@ def load_model(
 
 def start_row(model: LoadedModel, submission: Submission) -> Row:
     """Return a new row; one that samples has its own generator: neighbours do not matter."""
-    if submission.temperature == 0:
+    if submission.temperature < MIN_TEMPERATURE:
         return Row(submission, None)
     generator = torch.Generator(device=model.device)
     if submission.seed is None:
@@ -138,14 +141,16 @@ def choose(logits: torch.Tensor, rows: Sequence[Row]) -> list[int]:
 
 
 def _sample(logits: torch.Tensor, submission: Submission, generator: torch.Generator) -> int:
-    # Relative to the largest, so that a temperature near 0 overflows to nothing but 0.
+    # Relative to the largest, so that nothing overflows.
     weights = torch.softmax((logits - logits.max()) / submission.temperature, dim=-1)
     if submission.top_p < 1:
         largest, order = weights.sort(descending=True, stable=True)
         before = largest.cumsum(dim=-1) - largest
         # The smallest set that reaches top_p: a token stays if those before it do not.
         weights = torch.zeros_like(weights)
-        weights[order] = torch.where(before < submission.top_p, largest, 0.0)
+        kept = before < submission.top_p
+        kept[0] = True  # also where top_p is 0 in fp32
+        weights[order] = torch.where(kept, largest, 0.0)
     return int(torch.multinomial(weights, 1, generator=generator))
 
 

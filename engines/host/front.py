@@ -243,7 +243,10 @@ class Front:
             except ModelError as error:
                 raise BadRequestError(400, str(error), where) from None
         elif ask.prompt_text is not None:
-            ids = tuple(tokenizer.encode(ask.prompt_text))
+            try:
+                ids = tuple(tokenizer.encode(ask.prompt_text))
+            except (TypeError, UnicodeError):  # half of a surrogate pair is no text
+                raise BadRequestError(400, f"{where} is not valid Unicode text", where) from None
         else:
             ids = ask.prompt_token_ids or ()
         if not ids:

@@ -217,7 +217,8 @@ class Connection(asyncio.Protocol):
         """Look at the few headers that matter here."""
         lowered = name.lower()
         if lowered == b"expect" and value.lower() == b"100-continue":
-            self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            if self._reply is None and not self._waiting:  # not into the answer before it
+                self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         elif lowered == b"content-length" and value.isdigit():
             self._check_body(int(value))
 

@@ -38,6 +38,7 @@ KINDS: Mapping[str, str] = {
     "hf_static": "headway.engines.hf:HfStatic",
 }
 READ_BYTES = 1 << 18
+MOST_READS = 64
 # How long the engine may take to end by itself after its front is gone (a step, a load).
 GRACE_S = 2.0
 
@@ -107,11 +108,19 @@ class Loop:
 
     def _read(self) -> bytes | None:
         """What is there, which may be nothing while there is work; None when the front is gone."""
+        pieces: list[bytes] = []
         flags = socket.MSG_DONTWAIT if self._engine.has_work() else 0
         try:
-            return self._front.recv(READ_BYTES, flags) or None
+            # A burst of long prompts is more than one read holds; all of it came before this step.
+            while len(pieces) < MOST_READS:
+                piece = self._front.recv(READ_BYTES, flags)
+                if not piece:
+                    return None
+                pieces.append(piece)
+                flags = socket.MSG_DONTWAIT
         except BlockingIOError:
-            return b""
+            pass  # nothing more is there
+        return b"".join(pieces)
 
     def _take(self, message: Message) -> None:
         if "add" in message:

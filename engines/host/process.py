@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 import sys
 from collections import deque
@@ -47,16 +48,24 @@ class ProcessBackend:
         self._ready: asyncio.Future[EngineInfo] = loop.create_future()
         self._cause: asyncio.Future[str] = loop.create_future()
         ours, theirs = socket.socketpair()
+        reader, writer = os.pipe()
         with theirs:
+            # A pipe of our own: asyncio's would let `wait` go on until everything that the process
+            # started has closed it, too.
             self._process = await asyncio.create_subprocess_exec(
                 *self._command,
                 "--fd",
                 str(theirs.fileno()),
                 pass_fds=(theirs.fileno(),),
                 stdin=asyncio.subprocess.DEVNULL,
-                stderr=asyncio.subprocess.PIPE,
+                stderr=writer,
             )
-        self._watching = loop.create_task(self._watch(self._process))
+        os.close(writer)
+        said = asyncio.StreamReader()
+        pipe, _ = await loop.connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(said), os.fdopen(reader, "rb")
+        )
+        self._watching = loop.create_task(self._watch(self._process, said, pipe))
         transport, _ = await loop.create_connection(lambda: _Messages(self._take), sock=ours)
         self._transport = transport
         return await self._ready
@@ -133,13 +142,19 @@ class ProcessBackend:
             del self._open[output.id]
         entry[0](departure)
 
-    async def _watch(self, process: asyncio.subprocess.Process) -> None:
+    async def _watch(
+        self,
+        process: asyncio.subprocess.Process,
+        said: asyncio.StreamReader,
+        pipe: asyncio.BaseTransport,
+    ) -> None:
         """Wait for the end of the process, and tell everyone who waits for it."""
-        reading = asyncio.create_task(self._pass_stderr_on(process))
+        reading = asyncio.create_task(self._pass_stderr_on(said))
         status = await process.wait()
         # What the process started may keep its stderr open; its last line is there by now.
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(reading, STDERR_S)
+        pipe.close()
         if not self._closing:
             self._fail_all(status)
 
@@ -158,10 +173,9 @@ class ProcessBackend:
         for stats in self._stats:
             stats.set_result({})
 
-    async def _pass_stderr_on(self, process: asyncio.subprocess.Process) -> None:
-        assert process.stderr is not None
+    async def _pass_stderr_on(self, said: asyncio.StreamReader) -> None:
         rest = b""
-        while data := await process.stderr.read(1 << 16):
+        while data := await said.read(1 << 16):
             sys.stderr.buffer.write(data)
             sys.stderr.buffer.flush()
             rest = (rest + data)[-4096:]

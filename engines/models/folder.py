@@ -15,7 +15,10 @@ from typing import Any
 
 MANIFEST = "headway.json"
 MANIFEST_SCHEMA = 1
-SAMPLE_BYTES = 1 << 20
+# Spread evenly over each file, so that a change of any layer is seen.
+SAMPLES = 256
+SAMPLE_BYTES = 1 << 16
+HASHED = {".json", ".safetensors", ".bin", ".jinja", ".model"}
 
 
 class ModelError(RuntimeError):
@@ -89,7 +92,7 @@ def describe(path: Path, name: str, revision: str | None = None) -> ModelFolder:
     """Read the facts of a folder in Hugging Face's layout from its JSON files.
 
     Without a revision, it is a hash of the configuration, the tokenizer, and the names, sizes and
-    first MiB of the weight files: enough to tell two models apart, and fast for any size.
+    samples of the weight files, from their first byte to their last: fast for any size.
     """
     config = _read_json(path / "config.json")
     text_config = config.get("text_config", config)
@@ -117,11 +120,14 @@ def content_hash(path: Path) -> str:
     """Return a short hash of a model folder; see `describe`."""
     digest = hashlib.sha256()
     for file in sorted(path.iterdir()):
-        if file.suffix not in {".json", ".safetensors", ".jinja"} or file.name == MANIFEST:
+        if file.suffix not in HASHED or file.name == MANIFEST:
             continue
-        digest.update(f"{file.name} {file.stat().st_size}\n".encode())
+        size = file.stat().st_size
+        digest.update(f"{file.name} {size}\n".encode())
         with file.open("rb") as stream:
-            digest.update(stream.read(SAMPLE_BYTES))
+            for number in range(SAMPLES):
+                stream.seek(max(0, size - SAMPLE_BYTES) * number // (SAMPLES - 1))
+                digest.update(stream.read(SAMPLE_BYTES))
     return f"sha256:{digest.hexdigest()[:16]}"
 
 

@@ -51,8 +51,8 @@ def prepare_remote(name: str, home: Path, revision: str | None = None) -> ModelF
         found = snapshot_download(
             name, revision=revision, cache_dir=cache, allow_patterns=list(PATTERNS)
         )
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        cause = str(error).strip().splitlines()[0]
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
+        cause = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ModelError(
             f"cannot fetch {name} from the Hugging Face hub: {cause}; to use another model, name "
             "smollm2_135m, which comes from the package index, or a model folder"

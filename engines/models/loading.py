@@ -8,6 +8,7 @@ same seed gives the same weights on every device, and up to rounding in every pr
 from __future__ import annotations
 
 import zlib
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -34,13 +35,16 @@ def load(folder: ModelFolder, dtype: str, device: str, attention: str = "sdpa") 
         if folder.synthetic:
             model = _invent(folder, precision, place, attention)
         else:
-            model = AutoModelForCausalLM.from_pretrained(
+            model, loading = AutoModelForCausalLM.from_pretrained(
                 folder.path,
                 dtype=precision,
                 device_map={"": place},
                 attn_implementation=attention,
                 local_files_only=True,
+                trust_remote_code=False,
+                output_loading_info=True,
             )
+            _check_complete(folder, loading)
     except torch.OutOfMemoryError as error:
         raise ModelError(
             f"{folder.name} in {dtype} does not fit in the memory of {device}"
@@ -51,6 +55,17 @@ def load(folder: ModelFolder, dtype: str, device: str, attention: str = "sdpa") 
             f"{attention} attention: {' '.join(str(error).split())}"
         ) from error
     return model.eval()
+
+
+def _check_complete(folder: ModelFolder, loading: Mapping[str, Any]) -> None:
+    """A weight that the folder lacks would be random, and two processes would disagree on it."""
+    for kind in ("missing_keys", "mismatched_keys"):
+        names = sorted(map(str, loading.get(kind) or ()))
+        if names:
+            raise ModelError(
+                f"{folder.path} does not hold all of the model: {len(names)} {kind.split('_')[0]} "
+                f"weights, {names[0]} the first"
+            )
 
 
 def _precision(dtype: str) -> torch.dtype:
@@ -74,7 +89,7 @@ def _device(device: str) -> torch.device:
 def _invent(
     folder: ModelFolder, dtype: torch.dtype, device: torch.device, attention: str
 ) -> PreTrainedModel:
-    config = AutoConfig.from_pretrained(folder.path)
+    config = AutoConfig.from_pretrained(folder.path, trust_remote_code=False)
     with device:
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)
     fill_with_noise(model, parse_seed(folder.revision))

@@ -49,7 +49,9 @@ def generate(
     It ends after one of `eos_ids`; with none given, the model may emit them and goes on.
     """
     ids = torch.tensor([list(prompt)], device=model.device)
-    # A fresh configuration: a checkpoint's own may sample, or punish repetition.
+    # What a configuration leaves open is filled in from the checkpoint's own, which may sample,
+    # punish repetition, or end at its own tokens: so both are fresh.
+    model.generation_config = GenerationConfig()
     config = GenerationConfig(
         do_sample=False,
         max_new_tokens=max_tokens,

@@ -77,7 +77,7 @@ class FileTokenizer:
                 add_generation_prompt=True,
                 **_special_tokens(self._config),
             )
-        except jinja2.TemplateError as error:
+        except (jinja2.TemplateError, TypeError, ValueError) as error:
             raise ModelError(
                 f"the chat template of {self._path} refuses the messages: {error}"
             ) from error
@@ -92,7 +92,11 @@ def load_tokenizer(folder: ModelFolder) -> Tokenizer:
 def _read_tokenizer(file: Path) -> FastTokenizer:
     if not file.exists():
         raise ModelError(f"{file} is missing: Headway reads fast tokenizers only")
-    return FastTokenizer.from_file(str(file))
+    tokenizer = FastTokenizer.from_file(str(file))
+    # A file may carry the lengths of its training; a prompt is neither cut nor filled up.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
 
 
 def _read_config(path: Path) -> dict[str, Any]:

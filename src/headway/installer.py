@@ -52,7 +52,8 @@ def build(
             f"{folder} is there, but not made by Headway: move it away, or delete it."
         )
     try:
-        shutil.rmtree(folder, ignore_errors=True)
+        if folder.exists():
+            delete(folder)
         folder.mkdir(parents=True)
         (folder / MARK).write_text("{}", encoding="utf-8")
         _run([str(interpreter), "-I", "-m", "venv", str(folder)], "venv", say, keep_open)
@@ -69,8 +70,14 @@ def build(
 
 def delete(folder: Path) -> None:
     """Delete an environment."""
-    # Without its key first, so that one only partly deleted is not taken for a whole one.
+    # Without its key first, so that one only partly deleted is not taken for a whole one; and the
+    # mark last, so that it is still known to be ours.
     (folder / MARK).write_text("{}", encoding="utf-8")
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.name != MARK:
+            path.unlink()
     shutil.rmtree(folder)
 
 

@@ -116,7 +116,7 @@ def _gates(loaded: Suite, known: Known) -> Iterable[str]:
 
 def _minutes(loaded: Suite, known: Known) -> str:
     if known.seconds is not None:
-        took = f"the last night over it took {known.seconds / 60:.1f}"
+        took = f"the Runs of the last night over it took {known.seconds / 60:.1f}"
     else:
         tokens = sum(
             level.num_requests * workload.prompts.output_tokens

@@ -68,7 +68,7 @@ class LaunchSpec:
     env: Mapping[str, str] = field(default_factory=dict)
     port: int | None = None
     start_timeout_s: float = 600.0
-    lock: int | None = None  # a descriptor that its processes hold until the last one has ended
+    lock: int | None = None  # a descriptor that its supervisor holds until all of it has ended
 
     @property
     def served_name(self) -> str:

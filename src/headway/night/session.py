@@ -137,11 +137,7 @@ class Night:
     def verify_all(self) -> None:
         """Verify every distinct output that has not been, and ask for a few generated ones."""
         for model in dict.fromkeys(i.model_name for i in self.suite.instances):
-            todo = [
-                pair
-                for pair in correctness.pairs(self.results, model)
-                if pair.key not in self.results.verifications
-            ]
+            todo = self._unverified(model)
             known = {generated.prompt_key for generated in self.results.generated}
             sample = [
                 request
@@ -150,6 +146,11 @@ class Night:
             ]
             if todo or sample:
                 self._verify(model, todo, sample)
+
+    def _unverified(self, model: str) -> list[correctness.Pair]:
+        """Return the distinct outputs of a model that the reference has not seen."""
+        known = self.results.verifications
+        return [pair for pair in correctness.pairs(self.results, model) if pair.key not in known]
 
     def _verify(self, model: str, todo: list[correctness.Pair], sample: list[Request]) -> None:
         python = self.python_for("reference" if model != "fake" else "fake")
@@ -181,12 +182,7 @@ class Night:
             for cell in self.results.expected
             if cell not in measured and cell[:2] not in failed
         ]
-        unverified = [
-            pair.key
-            for model in self.prepared
-            for pair in correctness.pairs(self.results, model)
-            if pair.key not in self.results.verifications
-        ]
+        unverified = any(self._unverified(model) for model in self.prepared)
         if not missing and not unverified and not self.results.finished:
             self.add(journal.End(now()))
 

@@ -39,7 +39,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """Declare our markers."""
     config.addinivalue_line("markers", "headway: a test of a night, parametrized by its suite")
     if config.getoption("headway_suite") and getattr(config.option, "numprocesses", None):
-        raise pytest.UsageError("xdist would measure several engines at once; run without -n")
+        from headway.plugin.state import XDIST
+
+        raise pytest.UsageError(XDIST)
     config.addinivalue_line("markers", "metric(name): the metric whose cells a test asserts")
     if config.getoption("headway_suite") or config.getoption("headway_run"):
         _state(config)  # a wrong suite is said before anything is collected

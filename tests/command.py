@@ -22,10 +22,12 @@ MINI = """
 description = "two quick fake engines"
 model = "fake"
 launches = {launches}
-budget_minutes = 1
 idle_timeout_s = 2
 level_timeout_s = 30
 step_batches = {steps}
+
+[budget]
+night_minutes = 1
 
 [engine.fake_a]
 kind = "fake"

@@ -21,7 +21,7 @@ from headway.core import (
 )
 from headway.fingerprint import Machine
 from headway.results import ModelFacts, Results
-from headway.suite import ALWAYS, BaselineGate, Instance, Limit, Suite, Workload
+from headway.suite import ALWAYS, BaselineGate, Budget, Instance, Limit, Suite, Workload
 from headway.workload import Prompts
 
 MODEL = "fake"
@@ -71,7 +71,7 @@ def make_suite(
         description=description,
         seed=1,
         launches=launches,
-        budget_minutes=1.0,
+        budget=Budget(1.0),
         level_timeout_s=60.0,
         idle_timeout_s=5.0,
         step_batches=(1,),

@@ -99,7 +99,7 @@ def test_an_invalid_run_is_replaced_at_most_twice(
 
 
 def test_a_spent_budget_starts_nothing_more(begin: Begin) -> None:
-    made = begin(overrides=["suite.budget_minutes=0.01"])
+    made = begin(overrides=["budget.night_minutes=0.01"])
     made.started_s -= 1.0
     measure(made)
     assert measured(made) == []

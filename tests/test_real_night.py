@@ -24,8 +24,10 @@ model = "tiny_recall"
 dtype = "float32"
 launches = 1
 seed = 1
-budget_minutes = 2
 idle_timeout_s = 30
+
+[budget]
+night_minutes = 2
 
 [engine.hf_naive]
 kind = "hf_naive"

@@ -10,7 +10,7 @@ import pytest
 from headway import metrics, suite
 from headway.core import Case, Level, Slo
 from headway.results import ModelFacts, check_context
-from headway.suite import ALWAYS, BaselineGate, Limit, SuiteError
+from headway.suite import ALWAYS, BaselineGate, Budget, Limit, SuiteError
 from headway.workload import Prompts
 
 SHIPPED = Path(__file__).resolve().parent.parent / "perf_tests" / "suites"
@@ -83,10 +83,15 @@ def test_everything_that_can_be_said_is_read(load):
         dtype = "bfloat16"
         seed = 7
         launches = 3
-        budget_minutes = 12
         level_timeout_s = 30.5
         idle_timeout_s = 2
         step_batches = [1, 8]
+        wait_quiet_s = 30
+        [budget]
+        night_minutes = 12
+        comparison_cost = 1
+        month_minutes = 120
+        price_per_hour = 6.0
         [engine.a]
         kind = "x"
         args = { n = 1, s = "t" }
@@ -120,6 +125,9 @@ def test_everything_that_can_be_said_is_read(load):
         resolution = 1
         min_launches = 4
         min_nights = 2
+        drift_budget = 0.02
+        persistence = 2
+        arm_within_days = 9
         """
     )
     a, b = loaded.instances
@@ -134,11 +142,12 @@ def test_everything_that_can_be_said_is_read(load):
         Level("r4", 700, rate_per_s=4.0, arrivals="burst"),
     )
     assert loaded.limits[0] == Limit("ttft_p99", "a", "b_0.1", "w", "c2", 1.0, 2.5)
-    assert loaded.baseline == BaselineGate(("tpot_p50",), 0.1, 1.0, 4, 2)
+    assert loaded.baseline == BaselineGate(("tpot_p50",), 0.1, 1.0, 4, 2, 0.02, 2, 9)
     assert (loaded.description, loaded.seed, loaded.launches) == ("d", 7, 3)
-    assert (loaded.budget_minutes, loaded.level_timeout_s, loaded.idle_timeout_s) == (12, 30.5, 2)
+    assert loaded.budget == Budget(12.0, 10.0, 120.0, 6.0)
+    assert (loaded.level_timeout_s, loaded.idle_timeout_s, loaded.wait_quiet_s) == (30.5, 2, 30)
     assert loaded.step_batches == (1, 8)
-    assert type(loaded.budget_minutes) is float
+    assert type(loaded.budget.night_minutes) is float
 
 
 @pytest.mark.parametrize(

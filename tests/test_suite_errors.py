@@ -34,7 +34,7 @@ def refused(tmp_path):
     return read
 
 
-ALLOWED_AT_TOP = "baseline, engine, limit, suite, workload"
+ALLOWED_AT_TOP = "baseline, budget, engine, limit, reference, suite, workload"
 
 
 @pytest.mark.parametrize(
@@ -44,14 +44,14 @@ ALLOWED_AT_TOP = "baseline, engine, limit, suite, workload"
         ("zzz=1", f"zzz is not known; allowed: {ALLOWED_AT_TOP}"),
         (
             "suite.lanches=3",
-            "suite.lanches is not known; allowed: budget_minutes, description, dtype, "
-            "idle_timeout_s, launches, level_timeout_s, model, seed, step_batches "
-            "(did you mean launches?)",
+            "suite.lanches is not known; allowed: description, dtype, "
+            "idle_timeout_s, launches, level_timeout_s, model, seed, step_batches, "
+            "wait_quiet_s (did you mean launches?)",
         ),
         (
             "engine.a.arg={}",
             "engine.a.arg is not known; allowed: args, dtype, env, kind, model, port, python, "
-            "start_timeout_s (did you mean args?)",
+            "reference, source, start_timeout_s (did you mean args?)",
         ),
         (
             "workload.w.output_token=3",
@@ -60,8 +60,8 @@ ALLOWED_AT_TOP = "baseline, engine, limit, suite, workload"
         ),
         (
             "baseline.min_night=3",
-            "baseline.min_night is not known; allowed: metrics, min_launches, min_nights, "
-            "resolution, tolerance (did you mean min_nights?)",
+            "baseline.min_night is not known; allowed: arm_within_days, drift_budget, metrics, "
+            "min_launches, min_nights, persistence, resolution, tolerance (did you mean min_nights?)",
         ),
     ],
 )
@@ -82,8 +82,8 @@ def test_an_unknown_key_is_named_with_the_known_ones(refused, override, message)
         ("suite.launches=true", "suite.launches is True; it must be a whole number"),
         ("suite.launches=0", "suite.launches is 0; it must be above 0"),
         ("suite.launches=two", "suite.launches is 'two'; it must be a whole number"),
-        ("suite.budget_minutes=true", "suite.budget_minutes is True; it must be a number"),
-        ("suite.budget_minutes=nan", "suite.budget_minutes is nan; it must be a finite number"),
+        ("budget.night_minutes=true", "budget.night_minutes is True; it must be a number"),
+        ("budget.night_minutes=nan", "budget.night_minutes is nan; it must be a finite number"),
         ("suite.idle_timeout_s=inf", "suite.idle_timeout_s is inf; it must be a finite number"),
         ("suite.level_timeout_s=-1", "suite.level_timeout_s is -1.0; it must be above 0"),
         ("suite.description=3", "suite.description is 3; it must be a string"),

@@ -151,12 +151,21 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
+class Calibration:
+    """Seconds that fixed kernels took on the machine, whatever engine is measured on it."""
+
+    at: str
+    seconds: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
 class Run:
     """One case measured once within one launch.
 
     `client` holds what the load generator knows about itself: seconds of lag, share of a CPU.
     `engine` holds what was seen of the engine besides: peak_rss_bytes of its processes when the
-    Run ended, and its warm-up (warmup_requests, warmup_s, warmup_failed).
+    Run ended, and its warm-up (warmup_requests, warmup_s, warmup_failed). `calibration` holds the
+    seconds of the calibration kernels just before and just after it; empty where there are none.
     """
 
     case: Case
@@ -170,6 +179,7 @@ class Run:
     workload_hash: str
     client: Mapping[str, float] = field(default_factory=dict)
     engine: Mapping[str, float] = field(default_factory=dict)
+    calibration: tuple[Mapping[str, float], ...] = ()
     invalid: tuple[str, ...] = ()
 
 
@@ -199,7 +209,7 @@ class EngineInfo:
 
 @dataclass(frozen=True, slots=True)
 class LaunchRecord:
-    """One life of an engine process, as the night saw it.
+    """One life of an engine process, as the night saw it. Launch 0 only primes compile caches.
 
     `launch_s` is from process start to the first token (None: it never gave one). `first_output`
     is that first answer, verified with the others. `failure` is one sentence, or None.

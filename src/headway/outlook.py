@@ -129,4 +129,4 @@ def _minutes(loaded: Suite, known: Known) -> str:
             f"no night over it is known here; at {ASSUMED_TOKENS_PER_S:g} tokens/s without any "
             f"batching it would take {most:.0f}"
         )
-    return f"budget {loaded.budget_minutes:g} minutes; {took}"
+    return f"budget {loaded.budget.night_minutes:g} minutes; {took}"

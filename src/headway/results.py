@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from headway import metrics, stats
-from headway.core import Case, LaunchRecord, Run, StepTiming, Verification
+from headway.core import Calibration, Case, LaunchRecord, Run, StepTiming, Verification
 from headway.fingerprint import Machine
 from headway.metrics import Metric
 from headway.suite import Suite, SuiteError
@@ -65,6 +65,7 @@ class Results:
     steps: tuple[StepTiming, ...] = ()
     verifications: Mapping[str, Verification] = field(default_factory=dict)
     generated: tuple[Generated, ...] = ()
+    calibrations: tuple[Calibration, ...] = ()
 
     def runs_of(self, case: Case) -> dict[int, Run]:
         """Return the last attempt of each launch of a case."""

@@ -81,6 +81,7 @@ def _dotted(key: str) -> list[str]:
 
 
 _TYPES = {
+    bool: "true or false",
     str: "a string",
     int: "a whole number",
     float: "a number",

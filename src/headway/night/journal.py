@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from headway import codec
-from headway.core import LaunchRecord, Run, StepTiming, Verification
+from headway.core import Calibration, LaunchRecord, Run, StepTiming, Verification
 from headway.fingerprint import Machine
 from headway.results import Generated, ModelFacts, Results
 from headway.suite import Suite
@@ -67,6 +67,7 @@ _TYPES: dict[str, Any] = {
     "step": StepTiming,
     "verification": Verification,
     "generated": Generated,
+    "calibration": Calibration,
     "end": End,
 }
 _NAMES = {kind: name for name, kind in _TYPES.items()}
@@ -170,7 +171,17 @@ def _results(items: list[Any]) -> Results:
         steps=tuple(item for item in items if isinstance(item, StepTiming)),
         verifications={item.key: item for item in items if isinstance(item, Verification)},
         generated=tuple(item for item in items if isinstance(item, Generated)),
+        calibrations=tuple(item for item in items if isinstance(item, Calibration)),
     )
+
+
+_ATTRIBUTES = {
+    Run: "runs",
+    LaunchRecord: "launches",
+    StepTiming: "steps",
+    Generated: "generated",
+    Calibration: "calibrations",
+}
 
 
 def with_items(results: Results, items: Sequence[Any]) -> Results:
@@ -190,7 +201,6 @@ def _with_item(results: Results, item: Any) -> Results:
         return replace(results, expected=tuple(cells))
     if isinstance(item, End):
         return replace(results, finished=True)
-    name = {Run: "runs", LaunchRecord: "launches", StepTiming: "steps", Generated: "generated"}
-    attribute = name[type(item)]
+    attribute = _ATTRIBUTES[type(item)]
     more: dict[str, Any] = {attribute: (*getattr(results, attribute), item)}
     return replace(results, **more)

@@ -88,7 +88,7 @@ class LiveLaunch:
             return True
         record = LaunchRecord(self.planned.instance, self.planned.launch, self.attempt, now())
         if self.night.budget_is_spent():
-            minutes = self.night.suite.budget_minutes
+            minutes = self.night.suite.budget.night_minutes
             spent = f"the night's budget of {minutes:g} minutes was spent before it"
             self.night.add(replace(record, failure_kind="budget", failure=spent))
             return False

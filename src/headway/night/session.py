@@ -118,7 +118,7 @@ class Night:
 
     def budget_is_spent(self) -> bool:
         """Whether this session has taken the minutes that the suite allows."""
-        return time.monotonic() - self.started_s > 60 * self.suite.budget_minutes
+        return time.monotonic() - self.started_s > 60 * self.suite.budget.night_minutes
 
     def seconds_left(self) -> float | None:
         """Estimate from the same case in an earlier launch, else from the instance's other Runs."""

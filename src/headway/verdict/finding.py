@@ -45,7 +45,8 @@ FAILS: frozenset[Verdict] = frozenset(
 )
 WAITS: frozenset[Verdict] = frozenset(("INCONCLUSIVE", "MUTED", "RECORDING"))
 EQUALITY = "greedy_equality"
-Gate = Literal["correctness", "complete", "limit", "baseline", "watch"]
+Gate = Literal["correctness", "complete", "limit", "baseline", "reference", "watch"]
+Interval = tuple[float | None, float | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +55,10 @@ class Finding:
 
     `value` is the median over launches, in the metric's unit. `worse_by` is the relative change
     against what it was compared with, positive when worse; `bound` is what it, or for a limit the
-    value, may reach; `visible` is the smallest change this gate could have seen. None where it
-    does not apply.
+    value, may reach; `visible` is the smallest change this gate could have seen; `interval` holds
+    the change's confidence bounds, None in it for a side without one. None where it does not apply.
+    `due` says that what cannot be told yet should be known by now: it fails a strict night.
+    `explanation` is what a person needs beside the reason, one line each.
     """
 
     case: Case
@@ -70,6 +73,9 @@ class Finding:
     bound: float | None = None
     visible: float | None = None
     changed: tuple[str, ...] = ()
+    interval: Interval | None = None
+    due: bool = False
+    explanation: tuple[str, ...] = ()
 
     @property
     def message(self) -> str:

@@ -8,16 +8,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from headway import arrivals, stats
-from headway.core import Case, Level, Slo
-from headway.tables import Reader, read
-from headway.tables import SuiteError as SuiteError
-from headway.tables import find as find
+from headway.core import Level, Slo
+from headway.suite.gates import GateReader
+from headway.suite.shape import (
+    ALWAYS,
+    BaselineGate,
+    Instance,
+    Limit,
+    ReferenceGate,
+    Suite,
+    Workload,
+)
+from headway.tables import read
 from headway.workload import MIN_RECALL_TOKENS, Prompts
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -27,123 +35,7 @@ PROMPT_KINDS = ("uniform", "recall")
 PERCENTILE = re.compile(r"_p(\d+)$")
 MIN_REQUESTS_PER_SLOT = 4
 MIN_OPEN_REQUESTS = 32
-# Below it, what one machine does to itself within a month would be called a regression.
-MIN_TOLERANCE = 0.05
-
-
-@dataclass(frozen=True, slots=True)
-class Instance:
-    """A named engine of a suite: kind, arguments, environment."""
-
-    name: str
-    kind: str
-    model: str
-    dtype: str
-    args: Mapping[str, Any] = field(default_factory=dict)
-    env: Mapping[str, str] = field(default_factory=dict)
-    python: str | None = None
-    port: int | None = None
-    start_timeout_s: float = 600.0
-
-    @property
-    def model_name(self) -> str:
-        """What results call the model: where a folder of somebody's lies is not for a report."""
-        local = self.model.startswith(("/", "./", "../", "~"))
-        return (Path(self.model).name or "model") if local else self.model
-
-
-@dataclass(frozen=True, slots=True)
-class Workload:
-    """Prompts, and the levels of load they are sent at."""
-
-    prompts: Prompts
-    levels: tuple[Level, ...]
-
-    @property
-    def name(self) -> str:
-        """The name that tests and files use."""
-        return self.prompts.name
-
-
-@dataclass(frozen=True, slots=True)
-class Limit:
-    """A bound that a person set on a metric, or on its ratio to another instance's.
-
-    None in `engine`, `workload` or `level` stands for all of them; `over = "*"` compares with
-    each of the other instances in turn.
-    """
-
-    metric: str
-    engine: str | None = None
-    over: str | None = None
-    workload: str | None = None
-    level: str | None = None
-    min: float | None = None
-    max: float | None = None
-
-    def covers(self, case: Case) -> bool:
-        """Whether the bound is on this case."""
-        wanted = (
-            (self.engine, case.instance),
-            (self.workload, case.workload),
-            (self.level, case.level),
-        )
-        return case.instance != self.over and all(want in (None, got) for want, got in wanted)
-
-
-# What gates in every suite that does not say otherwise: all requests answered, counts right.
-ALWAYS = (Limit("success_rate", min=1.0), Limit("token_accuracy", min=1.0))
-
-
-@dataclass(frozen=True, slots=True)
-class BaselineGate:
-    """When a stored baseline may speak, and how far a cell may move before it does."""
-
-    metrics: tuple[str, ...] = ("output_throughput", "ttft_p50", "tpot_p50")
-    tolerance: float = 0.05
-    resolution: float = 0.10
-    min_launches: int = 10
-    min_nights: int = 5
-
-
-@dataclass(frozen=True, slots=True)
-class Suite:
-    """Everything that one night measures."""
-
-    name: str
-    path: str
-    description: str
-    seed: int
-    launches: int
-    budget_minutes: float
-    level_timeout_s: float
-    idle_timeout_s: float
-    step_batches: tuple[int, ...]
-    instances: tuple[Instance, ...]
-    workloads: tuple[Workload, ...]
-    limits: tuple[Limit, ...]
-    baseline: BaselineGate
-
-    def instance(self, name: str) -> Instance:
-        """Return the instance of that name."""
-        return next(i for i in self.instances if i.name == name)
-
-    def workload(self, name: str) -> Workload:
-        """Return the workload of that name."""
-        return next(w for w in self.workloads if w.name == name)
-
-    def level(self, case: Case) -> Level:
-        """Return the level of a case."""
-        return next(lv for lv in self.workload(case.workload).levels if lv.name == case.level)
-
-    def cases(self) -> tuple[Case, ...]:
-        """Return every case: instance × workload × level."""
-        return tuple(
-            Case(i.name, i.model_name, w.name, level.name)
-            for i in self.instances
-            for w in self.workloads
-            for level in w.levels
-        )
+DEFAULT_LAUNCHES = 2
 
 
 def _always(suite: Suite) -> tuple[Limit, ...]:
@@ -167,24 +59,30 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Suite:
     return _Reader(str(path)).suite(path.stem, read(path, overrides))
 
 
-def _gates(limits: Sequence[Limit], baseline: BaselineGate, workload: str, level: str) -> list[str]:
+def _gates(
+    limits: Sequence[Limit],
+    baseline: BaselineGate,
+    reference: ReferenceGate | None,
+    workload: str,
+    level: str,
+) -> list[str]:
     """Return the metrics that gate at a level of a workload."""
     limited = [
         limit.metric
         for limit in limits
         if limit.workload in (None, workload) and limit.level in (None, level)
     ]
-    return [*limited, *baseline.metrics]
+    return [*limited, *baseline.metrics, *(reference.metrics if reference is not None else ())]
 
 
 GatesOf = Callable[[str], Sequence[str]]
 
 
-class _Reader(Reader):
+class _Reader(GateReader):
     """Reads the tables of a suite."""
 
     def suite(self, name: str, table: Mapping[str, Any]) -> Suite:
-        self.known("", table, ("suite", "engine", "workload", "limit", "baseline"))
+        self.known("", table, _TABLES)
         top = self.get("", table, "suite", dict, {})
         self.known("suite", top, _SUITE_KEYS)
         engines = self.get("", table, "engine", dict, {})
@@ -199,26 +97,40 @@ class _Reader(Reader):
             self.get("suite", top, "model", str, "smollm2_135m"),
             self.choice("suite.dtype", dtype, DTYPES),
         )
+        instances = tuple(self.instance(n, t, *common) for n, t in engines.items())
+        marked = [n for n, t in engines.items() if t.get("reference") is True]
+        reference = self.reference(table, instances, marked)
+        launches = DEFAULT_LAUNCHES if reference is None else reference.first_pairs
         suite = Suite(
             name=self.name("the file name", name),
             path=self.path,
             description=self.get("suite", top, "description", str, ""),
             seed=self.get("suite", top, "seed", int, 1),
-            launches=self.positive("suite", top, "launches", int, 2),
-            budget_minutes=self.positive("suite", top, "budget_minutes", float, 60.0),
+            launches=self.positive("suite", top, "launches", int, launches),
+            budget=self.budget(self.get("", table, "budget", dict, {})),
             level_timeout_s=self.positive("suite", top, "level_timeout_s", float, 1800.0),
             idle_timeout_s=self.positive("suite", top, "idle_timeout_s", float, 120.0),
             step_batches=self.step_batches(top),
-            instances=tuple(self.instance(n, t, *common) for n, t in engines.items()),
+            instances=instances,
             workloads=tuple(
-                self.workload(n, t, partial(_gates, limits, baseline, n))
+                self.workload(n, t, partial(_gates, limits, baseline, reference, n))
                 for n, t in workloads.items()
             ),
             limits=tuple(limits),
             baseline=baseline,
+            reference=reference,
+            wait_quiet_s=self.get("suite", top, "wait_quiet_s", float, 0.0),
         )
         self._check_references(suite)
         return replace(suite, limits=suite.limits + _always(suite))
+
+    def source(self, where: str, table: Mapping[str, Any]) -> str | None:
+        source: str | None = self.get(where, table, "source", str, None)
+        if source is not None and not source.removeprefix("git:").strip("-"):
+            raise self.fail(f"{where}.source", f"is {source!r}; it must be git:REV")
+        if source is not None and not source.startswith("git:"):
+            raise self.fail(f"{where}.source", f"is {source!r}; it must be git:REV")
+        return source
 
     def step_batches(self, top: Mapping[str, Any]) -> tuple[int, ...]:
         batches = self.get("suite", top, "step_batches", list, [])
@@ -246,6 +158,7 @@ class _Reader(Reader):
             args=self.get(where, table, "args", dict, {}),
             env=env,
             python=self.get(where, table, "python", str, None),
+            source=self.source(where, table),
             port=self.positive(where, table, "port", int, None, most=65535),
             start_timeout_s=self.positive(where, table, "start_timeout_s", float, 600.0),
         )
@@ -321,40 +234,6 @@ class _Reader(Reader):
         count = max(self._floor(where, gates(name), asked), MIN_OPEN_REQUESTS)
         return Level(name, asked or count, rate_per_s=float(rate), arrivals=process)
 
-    def limit(self, index: int, table: Mapping[str, Any]) -> Limit:
-        where = f"limit[{index}]"
-        self.known(where, table, _LIMIT_KEYS)
-        metric = self.get(where, table, "metric", str, None)
-        if metric is None:
-            raise self.fail(f"{where}.metric", "is missing")
-        low = self.get(where, table, "min", float, None)
-        high = self.get(where, table, "max", float, None)
-        if low is None and high is None:
-            raise self.fail(where, "has neither min nor max: it limits nothing")
-        if low is not None and high is not None and low > high:
-            raise self.fail(where, f"has min {low:g} above max {high:g}: nothing can meet it")
-        texts = {k: self.get(where, table, k, str, None) for k in ("engine", "over", "workload")}
-        level = self.get(where, table, "level", str, None)
-        return Limit(metric, level=level, min=low, max=high, **texts)
-
-    def baseline(self, table: Mapping[str, Any]) -> BaselineGate:
-        self.known("baseline", table, _BASELINE_KEYS)
-        default = BaselineGate()
-        metrics = self.get("baseline", table, "metrics", list, list(default.metrics))
-        if not all(isinstance(metric, str) for metric in metrics):
-            raise self.fail("baseline.metrics", f"is {metrics!r}; it must be a list of names")
-        tolerance = self.positive("baseline", table, "tolerance", float, default.tolerance)
-        if tolerance < MIN_TOLERANCE:
-            message = f"is {tolerance:g}; never tighter than {MIN_TOLERANCE:g}"
-            raise self.fail("baseline.tolerance", message)
-        return BaselineGate(
-            tuple(metrics),
-            tolerance,
-            self.positive("baseline", table, "resolution", float, default.resolution),
-            self.positive("baseline", table, "min_launches", int, default.min_launches),
-            self.positive("baseline", table, "min_nights", int, default.min_nights),
-        )
-
     def _check_references(self, suite: Suite) -> None:
         models: dict[str, str] = {}
         for i in suite.instances:
@@ -379,16 +258,23 @@ class _Reader(Reader):
                 raise self.fail(where, f"on {limit.metric} covers no case: it limits nothing")
             if limit.over == "*" and len(engines) < 2:
                 raise self.fail(f"{where}.over", "is '*' in a suite of one engine: nothing to hold")
+        gate = suite.reference
+        if gate is not None and suite.launches != gate.first_pairs:
+            message = f"is {suite.launches}; the reference gate's first look is at"
+            message += f" {gate.first_pairs} pairs, so leave it out or say reference.first_pairs"
+            raise self.fail("suite.launches", message)
 
 
+_TABLES = ("suite", "engine", "workload", "limit", "baseline", "reference", "budget")
 _SUITE_KEYS = (
-    *("description", "seed", "model", "dtype", "launches", "budget_minutes"),
-    *("level_timeout_s", "idle_timeout_s", "step_batches"),
+    *("description", "seed", "model", "dtype", "launches"),
+    *("level_timeout_s", "idle_timeout_s", "step_batches", "wait_quiet_s"),
 )
-_ENGINE_KEYS = ("kind", "model", "dtype", "args", "env", "python", "port", "start_timeout_s")
+_ENGINE_KEYS = (
+    *("kind", "model", "dtype", "args", "env", "python", "source", "port", "start_timeout_s"),
+    "reference",
+)
 _WORKLOAD_KEYS = (
     *("prompts", "prompt_tokens", "output_tokens", "concurrency", "rate_per_s", "arrivals"),
     *("requests", "slo"),
 )
-_LIMIT_KEYS = ("metric", "engine", "over", "workload", "level", "min", "max")
-_BASELINE_KEYS = ("metrics", "tolerance", "resolution", "min_launches", "min_nights")

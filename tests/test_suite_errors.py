@@ -61,7 +61,8 @@ ALLOWED_AT_TOP = "baseline, budget, engine, limit, reference, suite, workload"
         (
             "baseline.min_night=3",
             "baseline.min_night is not known; allowed: arm_within_days, drift_budget, metrics, "
-            "min_launches, min_nights, persistence, resolution, tolerance (did you mean min_nights?)",
+            "min_launches, min_nights, persistence, resolution, tolerance "
+            "(did you mean min_nights?)",
         ),
     ],
 )

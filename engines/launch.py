@@ -55,7 +55,10 @@ class LaunchError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class LaunchSpec:
-    """Everything needed to start one engine. `model` is a ModelFolder as JSON values."""
+    """Everything needed to start one engine. `model` is a ModelFolder as JSON values.
+
+    Another commit's engine has that commit's `boot`, or is found from its `cwd` (None: ours).
+    """
 
     instance: str
     kind: str
@@ -69,6 +72,8 @@ class LaunchSpec:
     port: int | None = None
     start_timeout_s: float = 600.0
     lock: int | None = None  # a descriptor that its supervisor holds until all of it has ended
+    boot: Path = HERE / "boot.py"
+    cwd: Path | None = None
 
     @property
     def served_name(self) -> str:
@@ -78,9 +83,11 @@ class LaunchSpec:
 
 def host_command(spec: LaunchSpec, port: int) -> list[str]:
     """Return the command of our own host, in the engine's environment."""
+    # A path means what it means here, wherever the engine runs; a bare name is one on the PATH.
+    python = spec.python if len(spec.python.parts) == 1 else spec.python.absolute()
     return [
-        str(spec.python),
-        str(HERE / "boot.py"),
+        str(python),
+        str(spec.boot),
         "headway.engines.host",
         spec.kind,
         *("--model-json", json.dumps(dict(spec.model))),
@@ -215,6 +222,7 @@ def launched(spec: LaunchSpec) -> Iterator[Endpoint]:
             stdout=log,
             stderr=subprocess.STDOUT,
             env={**os.environ, **spec.env},
+            cwd=spec.cwd,
             start_new_session=True,
             pass_fds=() if spec.lock is None else (spec.lock,),
         )

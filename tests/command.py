@@ -23,6 +23,7 @@ description = "two quick fake engines"
 model = "fake"
 launches = {launches}
 idle_timeout_s = 2
+calibrate = false
 level_timeout_s = 30
 step_batches = {steps}
 

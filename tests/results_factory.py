@@ -173,7 +173,7 @@ def make_night(
     draw = random.Random(seed)
     model = suite.instances[0].model_name
     runs, launches, steps, expected = [], [], [], []
-    for launch in range(suite.launches):
+    for launch in range(1, suite.launches + 1):
         for name, speed in speeds.items():
             noise = draw.lognormvariate(0.0, spread) if spread else 1.0
             launches.append(make_launch(name, launch, speed))
@@ -221,7 +221,7 @@ def verified(results: Results, **faults: float) -> Results:
 
 
 def judge(results: Results, load: verdict.Load = lambda case: None) -> tuple[verdict.Judged, ...]:
-    return verdict.judge(results, load)
+    return verdict.judge(results, verdict.Memory(load))
 
 
 def cell(

@@ -55,7 +55,7 @@ def test_in_fp32_any_other_token_is_wrong_however_small_its_gap(factory, gap):
     assert found.verdict == "WRONG"
     (finding,) = found.findings
     assert finding.reason == (
-        "launch 0 request 0: token 4 is not what the reference would emit "
+        "launch 1 request 0: token 4 is not what the reference would emit "
         f"(gap {gap:.3g} logits, exact ids are asked for)"
     )
 
@@ -148,7 +148,7 @@ def with_generated(factory, dtype, at, margins):
     night = factory.make_night(
         {"a": factory.Speed()}, suite=factory.make_suite(("a",), dtype=dtype)
     )
-    run = night.runs_of(CASE)[0]
+    run = night.runs_of(CASE)[1]
     request, output = correctness.requests_of(night, run)[0], run.records[0].output_token_ids
     own = tuple(t + (k >= at) for k, t in enumerate(output))
     sample = Generated(pair_key(request.prompt_token_ids, ()), own, margins)
@@ -173,7 +173,7 @@ def test_a_difference_from_generate_is_excused_where_the_reference_itself_is_und
     found = correctness.equality(night, CASE).wrong
     assert bool(found) is wrong
     if wrong:
-        assert found == ("launch 0 request 0: differs from the reference's generate at token 5",)
+        assert found == ("launch 1 request 0: differs from the reference's generate at token 5",)
 
 
 def test_what_generate_says_too_is_right(factory):

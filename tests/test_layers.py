@@ -16,12 +16,12 @@ INSTRUMENT = ROOT / "src" / "headway"
 LAYERS = [
     {"headway", "core", "codec", "installer"},
     {"workload", "arrivals", "stats", "roofline", "fingerprint", "lockfile", "tables"},
-    {"sse", "transport", "suite", "metrics", "engines", "perf_tests"},
-    {"loadgen", "validity", "telemetry", "results", "baseline"},
-    {"correctness"},
+    {"sse", "transport", "suite", "metrics", "engines", "perf_tests", "calibration"},
+    {"loadgen", "validity", "telemetry", "results", "baseline", "source"},
+    {"correctness", "pairs", "history", "decisions"},
     {"verdict", "night"},
     {"report", "proposal", "environment", "workspace"},
-    {"outlook"},
+    {"outlook", "versus"},
     {"plugin"},
     {"cli"},
 ]

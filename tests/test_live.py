@@ -20,6 +20,7 @@ SUITE = """
 model = "fake"
 launches = 1
 idle_timeout_s = 2
+calibrate = false
 [engine.fake_a]
 kind = "fake"
 args = {{ ttft_s = 0.004, itl_s = 0.001 }}
@@ -43,16 +44,15 @@ def begin(tmp_path: Path) -> Begin:
         loaded = suite.load(path, changes.pop("overrides", ()))
         here = Path(sys.executable)
         model = night.prepare("fake", here, tmp_path, lambda _: None)
-        options: dict[str, Any] = {
-            "device": "cpu",
-            "home": tmp_path,
-            "python_for": lambda _: here,
-            "screen": Screen(),
-        }
-        machine = read_machine("cpu")
-        return night.begin(
-            loaded, machine, {"fake": model}, tmp_path / "reports", **(options | changes)
-        )
+        screen, machine = Screen(), read_machine("cpu")
+
+        def make_lab(folder: Path) -> night.Lab:
+            prepared = {"fake": model}
+            starts = {i.name: night.Start(here) for i in loaded.instances}
+            return night.RealLab(folder, loaded, "cpu", prepared, starts, lambda _: here, screen)
+
+        facts, reports = {"fake": model.facts}, tmp_path / "reports"
+        return night.begin(loaded, machine, facts, reports, make_lab, screen=screen, **changes)
 
     return make
 
@@ -81,11 +81,11 @@ def test_an_invalid_run_is_replaced_at_most_twice(
     left = [bad]
     real = validity.problems
 
-    def problems(run: Any) -> tuple[str, ...]:
+    def problems(run: Any, bands: Any) -> tuple[str, ...]:
         if run.case.level == "c1" and left[0]:
             left[0] -= 1
             return ("planted",)
-        return real(run)
+        return real(run, bands)
 
     monkeypatch.setattr(validity, "problems", problems)
     made = begin()
@@ -106,7 +106,7 @@ def test_a_spent_budget_starts_nothing_more(begin: Begin) -> None:
     (record,) = made.results.launches
     assert record.failure_kind == "budget"
     reason = made.results.why_missing(made.suite.cases()[0], 1)
-    assert "budget of 0.01 minutes was spent" in reason
+    assert "the night's budget of 0.01 minutes was spent" in reason
 
 
 @pytest.mark.parametrize("arrivals", ["poisson", "burst", "constant"])
@@ -239,4 +239,4 @@ def test_the_plan_says_what_a_night_will_do(tmp_path: Path) -> None:
     loaded = suite.load(path, ['baseline.metrics=["ttft_p50"]'])
     text = outlook.describe(loaded, outlook.Known(90.0, visible))
     assert "smallest visible change: ttft_p50 7%" in text
-    assert "the last night over it took 1.5" in text
+    assert "the last night over it measured for 1.5 minutes" in text

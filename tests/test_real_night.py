@@ -25,6 +25,7 @@ dtype = "float32"
 launches = 1
 seed = 1
 idle_timeout_s = 30
+calibrate = false
 
 [budget]
 night_minutes = 2

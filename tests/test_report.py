@@ -505,7 +505,7 @@ def test_a_second_try_is_never_silent(factory):
     replaced = {c["instance"] + c["level"]: c["replaced"] for c in made["cases"] if c["replaced"]}
     assert replaced == {"ac1": [{"launch": 0, "attempt": 1, "reasons": ["the client slept"]}]}
     assert [run["attempt"] for run in made["cases"][0]["runs"]] == [2, 1]
-    line = "1 Run was replaced: a-w32_16-c1 launch 0 attempt 1: the client slept"
+    line = "1 Run was replaced: a-w32_16-c1 launch 1 attempt 1: the client slept"
     assert line in markdown(made).splitlines()
     assert line in terminal(made, 80, color=False).splitlines()
     assert made["summary"]["exit_code"] == 0

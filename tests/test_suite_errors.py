@@ -44,7 +44,7 @@ ALLOWED_AT_TOP = "baseline, budget, engine, limit, reference, suite, workload"
         ("zzz=1", f"zzz is not known; allowed: {ALLOWED_AT_TOP}"),
         (
             "suite.lanches=3",
-            "suite.lanches is not known; allowed: description, dtype, "
+            "suite.lanches is not known; allowed: calibrate, description, dtype, "
             "idle_timeout_s, launches, level_timeout_s, model, seed, step_batches, "
             "wait_quiet_s (did you mean launches?)",
         ),

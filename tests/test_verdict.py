@@ -110,10 +110,26 @@ def test_a_limit_that_held_outweighs_a_baseline_that_is_not_there_yet():
 
 @pytest.mark.parametrize("name", verdict.ORDER)
 def test_exit_codes(name):
-    code = verdict.exit_code(["PASS", name])
+    code = verdict.exit_code([("PASS", False), (name, False)])
     assert code == (3 if name == "INVALID" else 1 if name in verdict.FAILS else 0)
-    strict = verdict.exit_code(["PASS", name], strict=True)
-    assert strict == (3 if name in verdict.WAITS else code)
+    due = name in verdict.WAITS
+    assert verdict.exit_code([("PASS", False), (name, due)], strict=True) == (3 if due else code)
+    assert verdict.exit_code([("PASS", False), (name, False)], strict=True) == code
+
+
+@pytest.mark.parametrize(
+    ("name", "overdue", "due"),
+    [
+        ("PASS", True, False),
+        ("INCONCLUSIVE", False, True),
+        ("RECORDING", False, False),
+        ("RECORDING", True, True),
+        ("MUTED", False, False),
+    ],
+)
+def test_what_waits_is_due_once_its_gate_was_armed(name, overdue, due):
+    cell = Judged(CASE, "m", (Finding(CASE, "m", "baseline", name, "", due=overdue),))
+    assert (cell.due, cell.fails(strict=True), cell.fails(strict=False)) == (due, due, False)
 
 
 def test_case_26_nothing_judged_is_not_a_pass():
@@ -121,7 +137,7 @@ def test_case_26_nothing_judged_is_not_a_pass():
 
 
 def test_something_slower_outweighs_what_cannot_be_told():
-    assert verdict.exit_code(["INVALID", "REGRESSION"]) == 1
+    assert verdict.exit_code([("INVALID", False), ("REGRESSION", False)]) == 1
 
 
 def failing(judged):
@@ -185,7 +201,7 @@ def test_an_invalid_run_makes_its_cells_invalid_and_no_others(factory):
     }
     assert "launch 1: the client slept" in factory.cell(judged, "b", "ttft_p50").findings[0].reason
     assert not {key for key in failing(judged) if key[:2] != ("b", "c4")}
-    assert verdict.exit_code([j.verdict for j in judged]) == 3
+    assert verdict.exit_code([(j.verdict, j.due) for j in judged]) == 3
 
 
 def test_a_launch_that_failed_leaves_its_cells_missing(factory):
@@ -336,7 +352,7 @@ def test_a_cell_without_a_gate_is_watched_and_not_ok(factory):
     assert (watched.verdict, watched.word) == ("PASS", "watched")
     assert factory.cell(judged, "b", "success_rate").word == "OK"
     assert factory.cell(judged, "b", "ttft_p50").word == "CAN'T TELL YET"
-    assert verdict.exit_code([watched.verdict]) == 0
+    assert verdict.exit_code([(watched.verdict, watched.due)]) == 0
 
 
 def slo_night(factory, slo, **more):
@@ -388,7 +404,7 @@ def judge_tonight(factory, tonight, cell, gate):
         verdict.treatment_of(results, "b"),
         {"ttft_p50": cell},
     )
-    return against_baseline(results, CASE, TTFT, tonight, lambda _: stored, gate)
+    return against_baseline(results, CASE, TTFT, tonight, verdict.Memory(lambda _: stored), gate)
 
 
 def test_launches_of_one_night_are_one_sample_so_false_alarms_stay_at_the_stated_rate(factory):

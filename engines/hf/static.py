@@ -31,19 +31,22 @@ POLL_S = 0.001
 class StaticOptions:
     """Arguments: a batch starts when it is full, or when its first request waited `batch_wait_s`.
 
-    The others are those of `hf_naive`.
+    `step_delay_s` is waited in each decode step: a slowdown of known size, to try a gate with. The
+    others are those of `hf_naive`.
     """
 
     max_batch: int = 8
     batch_wait_s: float = 0.02
+    step_delay_s: float = 0.0
     threads: int | None = None
     attention: str = "sdpa"
 
     def __post_init__(self) -> None:
         if self.max_batch < 1:
             raise ValueError(f"{KIND}: argument max_batch must be at least 1, not {self.max_batch}")
-        if not 0 <= self.batch_wait_s < float("inf"):
-            raise ValueError(f"{KIND}: argument batch_wait_s must be 0 or more seconds")
+        for name in ("batch_wait_s", "step_delay_s"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise ValueError(f"{KIND}: argument {name} must be 0 or more seconds")
 
 
 class HfStatic:
@@ -87,6 +90,8 @@ class HfStatic:
             self._rows = [start_row(self._model, one) for one in batch]
             self._passed, logits = prefill(self._model, [one.prompt_token_ids for one in batch])
         else:
+            if self._options.step_delay_s:
+                time.sleep(self._options.step_delay_s)
             logits = decode(self._model, self._passed, [row.last_token for row in self._rows])
         tokens = choose(logits, self._rows)
         outputs = [

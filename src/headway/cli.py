@@ -14,6 +14,10 @@ from typing import Any
 import headway
 
 GOOD, BAD, USAGE, CANNOT_TELL = 0, 1, 2, 3
+STRICT = "what cannot be told although it should be by now fails"
+
+
+Add = Callable[..., argparse.ArgumentParser]
 
 
 class UsageFailure(Exception):
@@ -28,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         return environment.main(words[1:])
     arguments, rest = _parser().parse_known_args(words)
-    if rest and arguments.command not in (run, judge):
+    if rest and arguments.command not in (run, ab, judge):
         _parser().error(f"unrecognized arguments: {' '.join(rest)}")
     try:
         code: int = arguments.command(arguments, rest)
@@ -55,32 +59,57 @@ def _parser() -> argparse.ArgumentParser:
         sub.set_defaults(command=command)
         return sub
 
+    _add_measuring(add)
+    _add_reading(add)
+    _add_keeping(add)
+    commands.add_parser("env", help="The Python environments that engines run in.")
+    return parser
+
+
+def _add_measuring(add: Add) -> None:
     sub = add("run", run, "Measure a suite and judge it; further options go to pytest.")
     sub.add_argument("suite", help="name of a suite, or the path of its .toml")
     _add_common(sub)
     sub.add_argument("--fresh", action="store_true", help="do not carry on an unfinished night")
-    sub.add_argument("--strict", action="store_true", help="what cannot be told yet fails")
+    sub.add_argument("--strict", action="store_true", help=STRICT)
+
+    sub = add("ab", ab, "Compare two engines, or two settings of one; options go to pytest.")
+    sub.add_argument("a", metavar="A", help="the reference: NAME, NAME:key=value, NAME:git:REV")
+    sub.add_argument("b", metavar="B", help="the candidate, likewise")
+    sub.add_argument("--suite", default="quick", help="where engines and workloads come from")
+    sub.add_argument("--of", metavar="NAME", help="the engine that A and B are settings of")
+    pairs = sub.add_mutually_exclusive_group()
+    pairs.add_argument("--pairs", type=int, metavar="N", help="so many pairs of launches")
+    pairs.add_argument("--budget", metavar="10m", help="as many pairs as fit")
+    sub.add_argument("--sensitivity", default="3%", metavar="5%%|3%%|1.5%%")
+    _add_common(sub, engine=False)
+    sub.add_argument("--fresh", action="store_true", help="do not carry on an unfinished one")
+    sub.add_argument("--strict", action="store_true", help=STRICT)
 
     sub = add("plan", plan, "Say what a suite would measure, in which order.")
     sub.add_argument("suite", help="name of a suite, or the path of its .toml")
     sub.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     sub.add_argument("--reports", type=Path, default=Path("reports"), metavar="DIR")
 
+
+def _add_reading(add: Add) -> None:
     sub = add("judge", judge, "Judge a night again from its journal; nothing is measured.")
     sub.add_argument("run", type=Path, help="folder of the night")
-    sub.add_argument("--strict", action="store_true", help="what cannot be told yet fails")
+    sub.add_argument("--strict", action="store_true", help=STRICT)
     sub.add_argument("--baselines", type=Path, default=Path("baselines"), metavar="DIR")
 
     sub = add("gate", gate, "Turn a night into an exit status.")
     sub.add_argument("run", type=Path, help="folder of the night, or its report.json")
-    sub.add_argument("--strict", action="store_true", help="what cannot be told yet fails")
+    sub.add_argument("--strict", action="store_true", help=STRICT)
 
     sub = add("compare", compare, "Compare two nights cell by cell.")
     sub.add_argument("old", type=Path, help="folder of a night, or its report.json")
     sub.add_argument("new", type=Path, help="folder of a night, or its report.json")
     sub.add_argument("--json", action="store_true", help="print JSON")
-    sub.add_argument("--strict", action="store_true", help="what cannot be told yet fails")
+    sub.add_argument("--strict", action="store_true", help=STRICT)
 
+
+def _add_keeping(add: Add) -> None:
     baselines = add("baseline", _no_action, "Propose stored baselines.")
     actions = baselines.add_subparsers(metavar="ACTION", required=True)
     sub = actions.add_parser("propose", help="write a patch that adds a night to the baselines")
@@ -89,12 +118,11 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--baselines", type=Path, default=Path("baselines"), metavar="DIR")
 
     add("init", init, "Write suites, baselines and reports of your own into this folder.")
-    commands.add_parser("env", help="The Python environments that engines run in.")
-    return parser
 
 
-def _add_common(sub: argparse.ArgumentParser) -> None:
-    sub.add_argument("--engine", action="append", default=[], metavar="NAME")
+def _add_common(sub: argparse.ArgumentParser, engine: bool = True) -> None:
+    if engine:
+        sub.add_argument("--engine", action="append", default=[], metavar="NAME")
     sub.add_argument("--level", action="append", default=[], metavar="LEVEL")
     sub.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     sub.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
@@ -120,6 +148,35 @@ def run(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
             words += [f"--headway-{name}", value]
     words += ["--headway-fresh"] if arguments.fresh else []
     return _pytest(arguments, [*words, *rest])
+
+
+def ab(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
+    """`headway ab A B [pytest options]`: a suite made for it, and a night over that."""
+    from headway import suite, versus
+    from headway.plugin.files import suite_folders
+
+    asked = versus.Asked(
+        a=arguments.a,
+        b=arguments.b,
+        engine=arguments.of,
+        pairs=arguments.pairs,
+        budget=arguments.budget,
+        sensitivity=arguments.sensitivity,
+        levels=tuple(arguments.level),
+    )
+    try:
+        path = suite.find(arguments.suite, suite_folders())
+        name, text = versus.derive(path, asked, arguments.set)
+    except suite.SuiteError as error:
+        raise UsageFailure(str(error)) from error
+    made = arguments.reports / "ab" / f"{name}.toml"
+    try:
+        made.parent.mkdir(parents=True, exist_ok=True)
+        made.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageFailure(f"{made} cannot be written: {error.strerror}") from error
+    arguments.suite, arguments.engine, arguments.level, arguments.set = str(made), [], [], []
+    return run(arguments, rest)
 
 
 def judge(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
@@ -167,8 +224,8 @@ def gate(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
     from headway import verdict
 
     document = _document(arguments.run)
-    verdicts = [cell["verdict"] for cell in document["cells"]]
-    code = verdict.exit_code(verdicts, arguments.strict)
+    outcomes = [(cell["verdict"], cell["due"]) for cell in document["cells"]]
+    code = verdict.exit_code(outcomes, arguments.strict)
     said = [c["word"] if c["word"] == verdict.WATCHED else c["verdict"] for c in document["cells"]]
     counts = [(said.count(word), word) for word in (*verdict.ORDER, verdict.WATCHED)]
     shown = ", ".join(f"{count} {word}" for count, word in counts if count) or "nothing was judged"

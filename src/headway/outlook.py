@@ -35,6 +35,8 @@ def check(loaded: Suite) -> None:
             )
     names = [(f"limit[{i}].metric", limit.metric) for i, limit in enumerate(loaded.limits)]
     names += [("baseline.metrics", name) for name in loaded.baseline.metrics]
+    if loaded.reference is not None:
+        names += [("reference.metrics", name) for name in loaded.reference.metrics]
     for key, name in names:
         if name not in metrics.ALL:
             allowed = ", ".join(metrics.ALL)
@@ -79,7 +81,8 @@ def describe(loaded: Suite, known: Known) -> str:
         f"  {n:2}. {item.name:24} {' '.join(case.level for case in item.cases)}"
         for n, item in enumerate(launches, 1)
     ]
-    lines += ["", *_requests(loaded), "", *_gates(loaded, known), "", _minutes(loaded, known)]
+    lines += ["", *_requests(loaded), "", *_gates(loaded, known), *_pairs(loaded)]
+    lines += ["", *_minutes(loaded, known)]
     return "\n".join(lines) + "\n"
 
 
@@ -114,19 +117,59 @@ def _gates(loaded: Suite, known: Known) -> Iterable[str]:
         yield f"  {case.name:28} smallest visible change: {', '.join(seen) or 'no baseline yet'}"
 
 
-def _minutes(loaded: Suite, known: Known) -> str:
+def _pairs(loaded: Suite) -> Iterable[str]:
+    """Say what the reference gate does, and how sharp it is."""
+    gate = loaded.reference
+    if gate is None:
+        return
+    names = ", ".join(gate.candidates)
+    more = gate.max_pairs > gate.first_pairs
+    upto = f", up to {gate.max_pairs} on suspicion" if more else ""
+    yield (
+        f"reference {gate.instance} for {names}, on {', '.join(gate.metrics)}: "
+        f"{gate.first_pairs} pairs{upto}"
+    )
+    yield (
+        f"  sensitivity {gate.sensitivity}: set up to find {gate.finds:.1%}; never calls "
+        f"{gate.margin:.1%} or less a change; {gate.alpha:.1%} false alarms a night at most"
+    )
+
+
+def _minutes(loaded: Suite, known: Known) -> Iterable[str]:
+    """Say what a night takes, in time and, at a price, in money; and what the budget allows."""
+    launches = loaded.launches * len(loaded.instances)
     if known.seconds is not None:
-        took = f"the Runs of the last night over it took {known.seconds / 60:.1f}"
+        took = f"the last night over it measured for {known.seconds / 60:.1f} minutes"
+        each = known.seconds / launches / 60
     else:
         tokens = sum(
             level.num_requests * workload.prompts.output_tokens
             for workload in loaded.workloads
             for level in workload.levels
         )
-        each_s = ASSUMED_START_S + tokens / ASSUMED_TOKENS_PER_S
-        most = each_s * loaded.launches * len(loaded.instances) / 60
+        each = (ASSUMED_START_S + tokens / ASSUMED_TOKENS_PER_S) / 60
         took = (
-            f"no night over it is known here; at {ASSUMED_TOKENS_PER_S:g} tokens/s without any "
-            f"batching it would take {most:.0f}"
+            "no night over it is known here; this is for "
+            f"{ASSUMED_TOKENS_PER_S:g} tokens/s without any batching"
         )
-    return f"budget {loaded.budget.night_minutes:g} minutes; {took}"
+    yield f"every night about {_priced(loaded, each * launches)}; {took}"
+    gate = loaded.reference
+    if gate is not None and gate.max_pairs > gate.first_pairs:
+        most = each * (gate.max_pairs - gate.first_pairs) * (1 + len(gate.candidates))
+        yield f"on suspicion up to {_priced(loaded, most)} more, if every level is suspect"
+    budget = loaded.budget
+    limits = [
+        f"{what} {_priced(loaded, minutes)}"
+        for what, minutes in (
+            ("a night", budget.night_minutes),
+            ("a comparison", budget.comparison_minutes),
+            ("a month", budget.month_minutes),
+        )
+        if minutes is not None
+    ]
+    yield f"budget: {', '.join(limits)}"
+
+
+def _priced(loaded: Suite, minutes: float) -> str:
+    cost = loaded.budget.cost(minutes)
+    return f"{minutes:.0f} minutes" + ("" if cost is None else f" ({cost:.2f})")

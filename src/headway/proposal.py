@@ -25,7 +25,9 @@ def propose(results: Results, root: Path) -> tuple[list[Change], list[str]]:
     def load(case: Case) -> baseline.Baseline | None:
         return baseline.load(baseline.path_of(root, results.machine.device, case))
 
-    judged = {(cell.case, cell.metric): cell for cell in verdict.judge(results, load)}
+    judged = {
+        (cell.case, cell.metric): cell for cell in verdict.judge(results, verdict.Memory(load))
+    }
     changes: list[Change] = []
     lines: list[str] = []
     for case in results.suite.cases():

@@ -5,7 +5,8 @@ The unit of replication is the launch: a cell has one sample per launch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from headway import metrics, stats
@@ -50,7 +51,10 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """One night. `expected` names what was to be measured: (instance, launch, case name)."""
+    """One night. `expected` names what was to be measured: (instance, launch, case name).
+
+    `commit` is that of the working tree, `commits` those of engines built from another one.
+    """
 
     night: str
     suite: Suite
@@ -60,6 +64,7 @@ class Results:
     models: Mapping[str, ModelFacts]
     expected: tuple[tuple[str, int, str], ...] = ()
     commit: str | None = None
+    commits: Mapping[str, str] = field(default_factory=dict)
     runs: tuple[Run, ...] = ()
     launches: tuple[LaunchRecord, ...] = ()
     steps: tuple[StepTiming, ...] = ()
@@ -88,6 +93,33 @@ class Results:
         """Return what is known last of a launch: its last attempt, and how that ended."""
         tries = [r for r in self.launches if r.instance == instance and r.launch == launch]
         return tries[-1] if tries else None
+
+    def readings(self) -> tuple[Mapping[str, float], ...]:
+        """Return every reading of the calibration kernels in this night."""
+        around = (reading for run in self.runs for reading in run.calibration)
+        return (*(one.seconds for one in self.calibrations), *around)
+
+    def measured_s(self, instances: Collection[str] | None = None) -> float:
+        """Return the seconds that launches, warm-ups and Runs took, of these instances or all."""
+
+        def counts(instance: str) -> bool:
+            return instances is None or instance in instances
+
+        starts = (r.launch_s or 0.0 for r in self.launches if counts(r.instance))
+        runs = [run for run in self.runs if counts(run.case.instance)]
+        spans = (run.span_s + run.engine.get("warmup_s", 0.0) for run in runs)
+        return math.fsum((*starts, *spans))
+
+    def ran_out(self, case: Case, last: int | None = None) -> str | None:
+        """Say that the budget kept a case from some launch (up to `last`); None if it did not."""
+        runs = self.runs_of(case)
+        for launch in self.launches_of(case):
+            if last is not None and launch > last:
+                continue
+            record = self.launch_of(case.instance, launch)
+            if launch not in runs and record is not None and record.failure_kind == "budget":
+                return record.failure
+        return None
 
     def launch_case(self, instance: str) -> Case:
         """Return the case that stands for an instance's launches as a whole."""
@@ -139,6 +171,21 @@ class Results:
             value = stats.median(step.seconds)
             cells.setdefault(metric.name, (metric, []))[1].append(Sample(step.launch, value))
         return {metric: tuple(samples) for metric, samples in cells.values()}
+
+
+def applies(suite: Suite, case: Case, metric: Metric) -> bool:
+    """Whether a case has a metric.
+
+    Throughput in open loop is the arrival rate; of a single token there is no time per further
+    one; and what is good is for an SLO to say.
+    """
+    level = suite.level(case)
+    one_token = suite.workload(case.workload).prompts.output_tokens == 1
+    return (
+        (level.closed or not metric.closed_loop_only)
+        and not (one_token and metric.further_tokens_only)
+        and (level.slo is not None or not metric.slo_only)
+    )
 
 
 def check_context(suite: Suite, models: Mapping[str, ModelFacts]) -> None:

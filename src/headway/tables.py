@@ -6,6 +6,7 @@ An error names the file, the key, the value and what is allowed.
 from __future__ import annotations
 
 import difflib
+import json
 import math
 import re
 import tomllib
@@ -49,15 +50,31 @@ def find(name: str, folders: Iterable[Path]) -> Path:
     )
 
 
+def write(table: Mapping[str, Any]) -> str:
+    """Return tables as TOML that `read` gives back: nested ones inline, None left out."""
+    return "".join(f"{_key(key)} = {_value(value)}\n" for key, value in table.items())
+
+
+def _key(key: str) -> str:
+    return json.dumps(key, ensure_ascii=False)
+
+
+def _value(value: Any) -> str:
+    """Strings, numbers, truth and lists are written as in JSON."""
+    if isinstance(value, Mapping):
+        pairs = (f"{_key(k)} = {_value(v)}" for k, v in value.items() if v is not None)
+        return f"{{ {', '.join(pairs)} }}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_value, value))}]"
+    return json.dumps(value, ensure_ascii=False)
+
+
 def _override(table: dict[str, Any], text: str) -> None:
     key, sign, value = text.partition("=")
     path = _dotted(key) if sign and "\n" not in text else []
     if not path:
         raise SuiteError(f"--headway-set {text!r} must look like engine.NAME.args.slower=0.1")
-    try:
-        parsed = tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
-        parsed = value
+    parsed = parse_value(value)
     node = table
     *parents, last = path
     for parent in parents:
@@ -65,6 +82,14 @@ def _override(table: dict[str, Any], text: str) -> None:
         if not isinstance(node, dict):
             raise SuiteError(f"--headway-set {text!r}: {parent} is not a table of the suite")
     node[last] = parsed
+
+
+def parse_value(text: str) -> Any:
+    """Return a TOML value; what is none is a string."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
 
 
 def _dotted(key: str) -> list[str]:

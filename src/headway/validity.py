@@ -1,4 +1,4 @@
-"""May this Run be judged? Looks at the accounting, the client and the schedule, never at speed.
+"""May this Run be judged? Looks at accounting, client, schedule and machine, never at speed.
 
 A reason given here makes the Run INVALID: the instrument or the machine failed, or the books do
 not balance. What the engine failed at counts against its success rate instead.
@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
-from headway import metrics, stats
+from headway import calibration, metrics, stats
+from headway.calibration import Band
 from headway.core import RequestRecord, Run
 
 # A sum of float gaps and a difference of floats agree to rounding, not to the bit.
@@ -23,10 +24,16 @@ MAX_SEND_LAG_P99_S, MAX_SEND_LAG_P99_OF_E2EL = 0.050, 0.5
 MIN_ACHIEVED_RATE = 0.95
 
 
-def problems(run: Run) -> tuple[str, ...]:
-    """Return one sentence per reason why the Run cannot be judged; empty when it can."""
+def problems(run: Run, bands: Mapping[str, Band] | None = None) -> tuple[str, ...]:
+    """Return one sentence per reason why the Run cannot be judged; empty when it can.
+
+    `bands` says where each calibration kernel is to be on this machine, in this night. A Run with
+    failed requests is no matter of speed: whatever the machine did, the failures count.
+    """
     found = [*_accounting(run), *_clocks(run), *_little(run), *_client(run), *_schedule(run)]
-    return tuple(found)
+    if any(record.error is not None for record in run.records):
+        return tuple(found)
+    return (*found, *calibration.moved(run.calibration, bands or {}))
 
 
 def _accounting(run: Run) -> Iterator[str]:

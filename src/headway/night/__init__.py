@@ -1,23 +1,33 @@
 """The night: the plan and its order, the journal, resuming, the lock on the device."""
 
 from headway.night.journal import JournalError, read
-from headway.night.live import LiveLaunch, measure_all
+from headway.night.lab import Driven, Engine, Lab, Reference
+from headway.night.live import LiveLaunch, measure_all, second_look
 from headway.night.lock import DeviceBusy, device_lock
 from headway.night.models import ModelFailure, PreparedModel, prepare
 from headway.night.plan import PlannedLaunch, order
-from headway.night.session import Night, Screen, begin, python_of
+from headway.night.real import RealLab, Start
+from headway.night.screen import Screen
+from headway.night.session import Night, PythonFor, begin, python_of
 from headway.night.verify import ReferenceFailure
 
 __all__ = [
     "DeviceBusy",
+    "Driven",
+    "Engine",
     "JournalError",
+    "Lab",
     "LiveLaunch",
     "ModelFailure",
     "Night",
     "PlannedLaunch",
     "PreparedModel",
+    "PythonFor",
+    "RealLab",
+    "Reference",
     "ReferenceFailure",
     "Screen",
+    "Start",
     "begin",
     "device_lock",
     "measure_all",
@@ -25,4 +35,5 @@ __all__ = [
     "prepare",
     "python_of",
     "read",
+    "second_look",
 ]

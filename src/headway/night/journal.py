@@ -32,7 +32,10 @@ class JournalError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The first line: what this night is. `key` names what must be equal to carry it on."""
+    """The first line: what this night is. `key` names what must be equal to carry it on.
+
+    `commits` names what engines are built from whose source is another commit, by instance.
+    """
 
     schema: int
     night: str
@@ -43,6 +46,7 @@ class Header:
     models: Mapping[str, ModelFacts]
     commit: str | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
+    commits: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +170,7 @@ def _results(items: list[Any]) -> Results:
         models=header.models,
         expected=tuple(expected),
         commit=header.commit,
+        commits=header.commits,
         runs=tuple(item for item in items if isinstance(item, Run)),
         launches=tuple(item for item in items if isinstance(item, LaunchRecord)),
         steps=tuple(item for item in items if isinstance(item, StepTiming)),

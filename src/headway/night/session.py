@@ -4,63 +4,59 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import headway
-from headway import codec, correctness
-from headway.core import Case, Request
-from headway.engines.launch import LaunchSpec
+from headway import calibration, codec, correctness, pairs
+from headway.calibration import Band
+from headway.core import Calibration, Case, Request
 from headway.fingerprint import Machine
-from headway.night import journal, models, verify
-from headway.night.plan import PlannedLaunch, order
-from headway.results import Results
+from headway.night import journal
+from headway.night.lab import Lab
+from headway.night.plan import PlannedLaunch, more_pairs, order
+from headway.night.real import now
+from headway.night.screen import Screen
+from headway.results import ModelFacts, Results
 from headway.suite import Instance, Suite
 from headway.workload import pair_key
 
 GENERATED_PER_MODEL = 2
 VERIFIED_AT_ONCE = 20
+# What was read after one Run was read before the next one too, if nothing long is in between.
+SAME_READING_S = 3.0
 # A night that was left unfinished longer ago is not carried on: the machine is another by now.
 MAX_AGE_S = 12 * 3600
 PythonFor = Callable[[str], Path]
-
-
-def now() -> str:
-    """Return the wall clock, for labels only."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-@dataclass(slots=True)
-class Screen:
-    """Where live progress goes: `line` stays, `status` is overwritten by the next one."""
-
-    line: Callable[[str], None] = lambda _: None
-    status: Callable[[str], None] = lambda _: None
+MakeLab = Callable[[Path], Lab]
 
 
 @dataclass(slots=True)
 class Night:
-    """One pass over a suite. Everything it learns goes to the journal before it is used."""
+    """One pass over a suite. Everything it learns goes to the journal before it is used.
+
+    `month_minutes` is what earlier nights of this calendar month took on this device.
+    """
 
     folder: Path
     suite: Suite
-    device: str
-    home: Path
-    python_for: PythonFor
+    lab: Lab
     results: Results
-    prepared: Mapping[str, models.PreparedModel]
     screen: Screen
     resumed_runs: int = 0
     cases: frozenset[Case] = frozenset()
-    lock: int | None = None
-    started_s: float = field(default_factory=time.monotonic)
+    started_s: float = 0.0
+    resumed_s: float = 0.0
+    month_minutes: float = 0.0
+    reading: tuple[float, Mapping[str, float]] = (-math.inf, {})
 
     def add(self, *items: Any) -> None:
         """Write items to the journal, then know them."""
@@ -71,24 +67,28 @@ class Night:
         """Show where the night is."""
         self.screen.status(text)
 
-    def spec(self, planned: PlannedLaunch) -> LaunchSpec:
-        """Return how to start a planned launch."""
-        instance = self.suite.instance(planned.instance)
-        python = python_of(instance, self.python_for)
-        return LaunchSpec(
-            instance=instance.name,
-            kind=instance.kind,
-            model=self.prepared[instance.model_name].folder,
-            dtype=instance.dtype,
-            device=self.device,
-            python=python,
-            log=self.folder / "logs" / f"{planned.name}.log",
-            args=instance.args,
-            env=instance.env,
-            port=instance.port,
-            start_timeout_s=instance.start_timeout_s,
-            lock=self.lock,
-        )
+    def calibrate(self, fresh: bool = True) -> Mapping[str, float]:
+        """Read the calibration kernels; the night's first reading is one of several.
+
+        Unless it is to be `fresh`, the last reading will do as long as it is next to now.
+        """
+        if not self.suite.calibrate:
+            return {}
+        while len(self.results.calibrations) < calibration.MIN_READINGS:
+            self.say("reading the calibration kernels")
+            seconds = self.lab.calibrate()
+            if not seconds:
+                return {}
+            self.add(Calibration(self.lab.now(), seconds))
+        at, last = self.reading
+        if fresh or self.lab.clock() - at > SAME_READING_S:
+            last = self.lab.calibrate()
+            self.reading = (self.lab.clock(), last)
+        return last
+
+    def bands(self) -> Mapping[str, Band]:
+        """Return where each kernel may be, by what this night has read of it so far."""
+        return calibration.bands(self.results.readings())
 
     def expect(self, cases: Collection[Case]) -> None:
         """Note what is to be measured, so that what is missing later is seen."""
@@ -102,23 +102,45 @@ class Night:
         if not set(cells) <= set(self.results.expected):
             self.add(journal.Expected(cells))
 
-    def progress(self, planned: PlannedLaunch, case: Case, done: int, total: int) -> None:
-        """Show instance, launch, level, requests and the time left."""
-        left = self.seconds_left()
-        text = "" if left is None else f", about {left / 60:.0f} min left"
-        self.screen.status(f"{self._where(planned, case)}: {done} of {total} requests{text}")
+    def expect_more(self, cases: Collection[Case]) -> tuple[PlannedLaunch, ...]:
+        """Return the launches of the second look, if the first one asks for any; note them."""
+        wanted = pairs.extension(self.results)
+        mine = {name: [c for c in own if c in cases] for name, own in wanted.items()}
+        launches = more_pairs(self.suite, {name: own for name, own in mine.items() if own})
+        cells = tuple((p.instance, p.launch, c.name) for p in launches for c in p.cases)
+        if not set(cells) <= set(self.results.expected):
+            self.add(journal.Expected(cells))
+        return launches
 
-    def measured(self, planned: PlannedLaunch, case: Case, total: int) -> None:
-        """Show a level that is done, in a line that stays."""
-        self.screen.line(f"{self._where(planned, case)}: {total} requests")
+    def minutes(self) -> float:
+        """Return what this night has taken so far, earlier sessions of it included."""
+        return (self.lab.clock() - self.started_s + self.resumed_s) / 60
 
-    def _where(self, planned: PlannedLaunch, case: Case) -> str:
-        launch = f"launch {planned.launch} of {self.suite.launches}"
-        return f"{case.instance} {launch} {case.workload} {case.level}"
+    def budget_spent(self, planned: PlannedLaunch) -> str | None:
+        """Say which budget forbids another launch; None when none does."""
+        budget, took = self.suite.budget, self.minutes()
+        compared = pairs.compared(self.suite, planned.instance)
+        limits = [
+            ("the night's", budget.night_minutes, took),
+            ("the month's", budget.month_minutes, took + self.month_minutes),
+            *(
+                (f"{name}'s comparison", budget.comparison_minutes, self._seconds_of(name) / 60)
+                for name in compared
+            ),
+        ]
+        for whose, minutes, spent in limits:
+            if minutes is not None and spent > minutes:
+                cost = budget.cost(minutes)
+                money = (
+                    "" if cost is None else f" ({cost:.2f} at {budget.price_per_hour:g} an hour)"
+                )
+                return f"{whose} budget of {minutes:g} minutes{money} was spent before it"
+        return None
 
-    def budget_is_spent(self) -> bool:
-        """Whether this session has taken the minutes that the suite allows."""
-        return time.monotonic() - self.started_s > 60 * self.suite.budget.night_minutes
+    def _seconds_of(self, candidate: str) -> float:
+        gate = self.suite.reference
+        assert gate is not None
+        return self.results.measured_s({candidate, gate.instance})
 
     def seconds_left(self) -> float | None:
         """Estimate from the same case in an earlier launch, else from the instance's other Runs."""
@@ -153,11 +175,7 @@ class Night:
         return [pair for pair in correctness.pairs(self.results, model) if pair.key not in known]
 
     def _verify(self, model: str, todo: list[correctness.Pair], sample: list[Request]) -> None:
-        python = self.python_for("reference" if model != "fake" else "fake")
-        log = self.folder / "logs" / "reference.log"
-        log.parent.mkdir(parents=True, exist_ok=True)
-        folder = self.prepared[model].folder
-        with verify.reference(python, folder, self.device, log, self.say) as running:
+        with self.lab.reference(model) as running:
             for start in range(0, len(todo), VERIFIED_AT_ONCE):
                 batch = todo[start : start + VERIFIED_AT_ONCE]
                 self.add(*[running.verify(pair) for pair in batch])
@@ -182,9 +200,9 @@ class Night:
             for cell in self.results.expected
             if cell not in measured and cell[:2] not in failed
         ]
-        unverified = any(self._unverified(model) for model in self.prepared)
+        unverified = any(self._unverified(model) for model in self.results.models)
         if not missing and not unverified and not self.results.finished:
-            self.add(journal.End(now()))
+            self.add(journal.End(self.lab.now()))
 
 
 def python_of(instance: Instance, python_for: PythonFor) -> Path:
@@ -200,20 +218,21 @@ def python_of(instance: Instance, python_for: PythonFor) -> Path:
 def begin(
     suite: Suite,
     machine: Machine,
-    prepared: Mapping[str, models.PreparedModel],
+    facts: Mapping[str, ModelFacts],
     reports: Path,
+    make_lab: MakeLab,
     *,
-    device: str,
-    home: Path,
-    python_for: PythonFor,
     screen: Screen,
-    lock: int | None = None,
+    commits: Mapping[str, str] | None = None,
+    month_minutes: float = 0.0,
     fresh: bool = False,
 ) -> Night:
-    """Start a night in a folder of its own, or carry on an unfinished one of the same kind."""
+    """Start a night in a folder of its own, or carry on an unfinished one of the same kind.
+
+    `make_lab` is given the folder, where the lab keeps its logs.
+    """
     commit = read_commit()
-    facts = {name: model.facts for name, model in prepared.items()}
-    key = _key(suite, machine, facts, commit)
+    key = _key(suite, machine, facts, f"{commit} {sorted((commits or {}).items())}")
     folder = None if fresh else _unfinished(reports, key)
     if folder is None:
         stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
@@ -221,16 +240,17 @@ def begin(
         folder = reports / name
         versions = {"headway": headway.__version__}
         header = journal.Header(
-            journal.SCHEMA, name, key, now(), suite, machine, facts, commit, versions
+            journal.SCHEMA, name, key, now(), suite, machine, facts, commit, versions, commits or {}
         )
         journal.append(folder, header)
     else:
         journal.mend(folder)
     _, results = journal.read(folder)
-    runs = len(results.runs)
-    return Night(
-        folder, suite, device, home, python_for, results, prepared, screen, runs, lock=lock
-    )
+    lab = make_lab(folder)
+    made = Night(folder, suite, lab, results, screen, len(results.runs), started_s=lab.clock())
+    made.resumed_s, made.month_minutes = results.measured_s(), month_minutes
+    screen.launches, screen.seconds_left = suite.launches, made.seconds_left
+    return made
 
 
 def _key(suite: Suite, machine: Machine, facts: Mapping[str, Any], commit: str | None) -> str:

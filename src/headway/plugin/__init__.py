@@ -39,7 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Declare our markers."""
     config.addinivalue_line("markers", "headway: a test of a night, parametrized by its suite")
     if config.getoption("headway_suite") and getattr(config.option, "numprocesses", None):
-        from headway.plugin.state import XDIST
+        from headway.plugin.starting import XDIST
 
         raise pytest.UsageError(XDIST)
     config.addinivalue_line("markers", "metric(name): the metric whose cells a test asserts")
@@ -100,6 +100,14 @@ def step(request: pytest.FixtureRequest) -> tuple[str, int]:
     """(phase, batch) of one engine step."""
     value: tuple[str, int] = request.param
     return value
+
+
+@pytest.fixture
+def comparison(request: pytest.FixtureRequest) -> Callable[[], str]:
+    """Returns, when called, what the second look at a candidate took, as a sentence."""
+    state, candidate = _state(request.config), request.param
+    state.night_in_progress()
+    return lambda: state.second_look(candidate)
 
 
 @pytest.fixture

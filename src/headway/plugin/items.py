@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headway import metrics
+from headway import metrics, pairs
 from headway.core import Case
 from headway.night import PlannedLaunch, order
 from headway.plugin.state import State
@@ -26,6 +26,10 @@ def parameters(state: State, metafunc: pytest.Metafunc) -> list[Parameter]:
     if "step" in names:
         steps = [(p, b) for p in ("prefill", "decode") for b in state.suite.step_batches]
         found.append(("step", steps, [f"{phase}-b{batch}" for phase, batch in steps]))
+    if "comparison" in names:
+        gate = state.suite.reference
+        chosen = [] if gate is None else [c for c in gate.candidates if c in state.instances]
+        found.append(("comparison", chosen, chosen))
     if "cell" in names:
         marker = metafunc.definition.get_closest_marker("metric")
         if marker is None or len(marker.args) != 1:
@@ -60,12 +64,14 @@ def _cases(state: State, metric: str) -> list[Case]:
 
 
 def _with_compared(state: State) -> set[str]:
-    """Return the chosen instances and those that limits compare them with."""
+    """Return the chosen instances and those that gates compare them with."""
     chosen = set(state.instances)
+    gate = state.suite.reference
+    gated = {limit.metric for limit in state.suite.limits} | set(gate.metrics if gate else ())
     for case in state.suite.cases():
         if case.instance in state.instances:
-            for limit in state.suite.limits:
-                chosen |= {other.instance for other in compared_with(state, case, limit.metric)}
+            for metric in gated:
+                chosen |= {other.instance for other in compared_with(state, case, metric)}
     return chosen
 
 
@@ -76,7 +82,8 @@ def param(item: pytest.Item, name: str) -> Any:
 
 
 def arrange(state: State, items: list[pytest.Item]) -> None:
-    """Sort: launches in the night's order with their steps, the reference, then the readers.
+    """Sort: launches in the night's order with their steps, then the second look, the reference
+    that verifies, and the readers.
 
     What has nothing to do is dropped: measuring when a night is judged again, steps of a suite
     that times none.
@@ -91,7 +98,9 @@ def arrange(state: State, items: list[pytest.Item]) -> None:
         planned = param(item, "engine")
         if isinstance(planned, PlannedLaunch):
             return (0, 2 * position[planned] + _uses(item, "step"))
-        return (1, 0) if _uses(item, "night_state") else (2, 0)
+        if _uses(item, "comparison"):
+            return (1, 0)
+        return (2, 0) if _uses(item, "night_state") else (3, 0)
 
     items.sort(key=key)
 
@@ -104,7 +113,9 @@ def _uses(item: pytest.Item, fixture: str) -> bool:
 def _idle(state: State, item: pytest.Item) -> bool:
     if _uses(item, "step") and not state.suite.step_batches:
         return True
-    measures = _uses(item, "engine") or _uses(item, "night_state")
+    if _uses(item, "comparison") and param(item, "comparison") is None:
+        return True
+    measures = any(_uses(item, name) for name in ("engine", "comparison", "night_state"))
     return measures and state.replayed is not None
 
 
@@ -136,8 +147,11 @@ def needed(state: State, items: Sequence[pytest.Item]) -> frozenset[Case]:
 
 
 def compared_with(state: State, case: Case, metric: str) -> set[Case]:
-    """Return the cases that this cell's ratio limits compare it with."""
-    others = set()
+    """Return the cases that this cell's ratio limits and its reference compare it with."""
+    gate, others = state.suite.reference, set()
+    other = pairs.counterpart(state.suite, case)
+    if gate is not None and other is not None and metric in gate.metrics:
+        others.add(other)
     for limit in state.suite.limits:
         if limit.metric == metric and limit.over is not None and limit.covers(case):
             names = {i.name for i in state.suite.instances} - {case.instance}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,24 +11,15 @@ from typing import Any
 import pytest
 
 import headway
-from headway import baseline, environment, night, outlook, suite, verdict
+from headway import baseline, environment, night, outlook, pairs, suite, verdict
 from headway.core import Case
-from headway.fingerprint import find_device, read_machine
-from headway.night import Night, Screen
-from headway.plugin import files
-from headway.results import Results, check_context
+from headway.night import Night
+from headway.plugin import files, starting
+from headway.results import Results
 from headway.suite import Suite
 from headway.verdict import Judged
 
 DEFAULT_SUITE = "quick"
-XDIST = "xdist would measure several engines at once; run without -n"
-# What would time itself, reorder, repeat or spread a measurement.
-REFUSED_PLUGINS = {
-    "rerunfailures": "a rerun turns an error rate into best-of-k",
-    "flaky": "a rerun turns an error rate into best-of-k",
-    "randomly": "the night has an order of its own",
-    "random_order": "the night has an order of its own",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +37,7 @@ class Cell:
         self.item.user_properties += _properties(judged)
         message = judged.findings[0].message
         strict = self.state.config.getoption("headway_strict")
-        if judged.verdict in verdict.FAILS or (strict and judged.verdict in verdict.WAITS):
+        if judged.fails(strict):
             pytest.fail(message, pytrace=False)
         if judged.verdict in verdict.WAITS:
             pytest.skip(message)
@@ -127,69 +117,11 @@ class State:
         if self.replayed is not None or not cases:
             return
         if hasattr(self.config, "workerinput"):
-            self._broken = XDIST
+            self._broken = starting.XDIST
             return
-        self._refuse()
-        option = self.config.getoption
-        reporter = self.config.pluginmanager.get_plugin("terminalreporter")
-        screen = _screen(reporter, self.config.pluginmanager.get_plugin("capturemanager"))
-        home = environment.default_home()
-
-        def python_for(kind: str) -> Path:
-            return environment.python_for(kind, home, screen.line)
-
-        try:
-            device = find_device(option("headway_device"))
-            machine = read_machine(device)
-            needed = [self.suite.instance(name) for name in {case.instance for case in cases}]
-            models = dict(sorted((instance.model_name, instance.model) for instance in needed))
-            lock = self._stack.enter_context(
-                night.device_lock(home, machine.device, self.suite.name)
-            )
-            for name in {case.instance: None for case in sorted(cases, key=lambda c: c.instance)}:
-                night.python_of(self.suite.instance(name), python_for)  # before, not in between
-            prepared = {name: self._prepare(m, home, screen) for name, m in models.items()}
-            check_context(self.suite, {name: model.facts for name, model in prepared.items()})
-            self._night = night.begin(
-                self.suite,
-                machine,
-                prepared,
-                Path(option("headway_reports")),
-                device=device,
-                home=home,
-                python_for=python_for,
-                screen=screen,
-                lock=lock,
-                fresh=option("headway_fresh"),
-            )
-            self._night.expect(cases)
-        except (
-            ValueError,
-            night.DeviceBusy,
-            night.JournalError,
-            night.ModelFailure,
-            environment.EnvironmentFailed,
-        ) as error:
-            raise pytest.UsageError(str(error)) from error
+        starting.refuse(self.config)
+        self._night = starting.begin(self.config, self.suite, cases, self._stack)
         self.folder = self._night.folder
-        screen.line(_greeting(self._night))
-
-    def _prepare(self, name: str, home: Path, screen: Screen) -> night.PreparedModel:
-        kind = "fake" if name == "fake" else "reference"
-        python = environment.python_for(kind, home, screen.line)
-        return night.prepare(name, python, home, screen.line)
-
-    def _refuse(self) -> None:
-        config = self.config
-        if getattr(config.option, "numprocesses", None):
-            raise pytest.UsageError(XDIST)
-        for name, why in REFUSED_PLUGINS.items():
-            if config.pluginmanager.hasplugin(name):
-                raise pytest.UsageError(f"the plugin {name} is active and {why}: -p no:{name}")
-        if sys.gettrace() is not None or getattr(config.option, "cov_source", None):
-            raise pytest.UsageError(
-                "a tracer (coverage, a debugger) is active and would be measured; run without it"
-            )
 
     def night_in_progress(self) -> Night:
         """Return the night; a test that measures cannot run without one."""
@@ -219,6 +151,19 @@ class State:
         except (night.ReferenceFailure, environment.EnvironmentFailed) as error:
             self._unverified = str(error)
 
+    def second_look(self, candidate: str) -> str:
+        """Measure what a candidate's first pairs make suspicious again; say what it took."""
+        assert self._night is not None
+        compared = {name: pairs.compared(self.suite, name) for name in self.instances_measured}
+        mine = {case for case in self.cases if candidate in compared[case.instance]}
+        launches = night.second_look(self._night, mine)
+        return f"{launches} more launches" if launches else "nothing was suspicious"
+
+    @property
+    def instances_measured(self) -> set[str]:
+        """The instances that this session measures."""
+        return {case.instance for case in self.cases}
+
     def verify(self) -> None:
         """Measure what is missing and verify every output; fails when the reference cannot."""
         self.measure()
@@ -244,7 +189,7 @@ class State:
         """Return every cell by (case, metric); judged anew whenever there are new results."""
         results = self.results
         if self._judged_from is not results:
-            cells = verdict.judge(results, self._baseline)
+            cells = verdict.judge(results, verdict.Memory(self._baseline))
             self._cells = {(cell.case, cell.metric): cell for cell in cells}
             self._judged_from = results
         return self._cells
@@ -279,8 +224,9 @@ class State:
                 self._night.finish()
         if self.folder is not None and self.results.expected:
             files.write_reports(self.folder, self.document())
-        only_invalid = self.failures and set(self.failures) == {"INVALID"}
-        return 3 if exitstatus == 1 and only_invalid else exitstatus
+        cannot_tell = {"INVALID", *verdict.WAITS}
+        only_those = self.failures and set(self.failures) <= cannot_tell
+        return 3 if exitstatus == 1 and only_those else exitstatus
 
     def document(self) -> dict[str, Any]:
         """Return report.json's content; made once for what is known."""
@@ -324,29 +270,3 @@ def _chosen(option: str, asked: Iterable[str] | None, known: tuple[str, ...]) ->
         if name not in known:
             raise pytest.UsageError(f"{option} {name!r} is not in the suite: {', '.join(known)}")
     return chosen
-
-
-def _greeting(started: Night) -> str:
-    resumed = f", resumed: {started.resumed_runs} Runs are there" if started.resumed_runs else ""
-    return f"night {started.folder.name} on {started.results.machine.device}{resumed}"
-
-
-def _screen(reporter: Any, capture: Any) -> Screen:
-    """Progress through pytest's own terminal, so that it mixes with the tests' lines."""
-    if reporter is None:
-        return Screen()
-
-    def uncaptured() -> contextlib.AbstractContextManager[None]:
-        return capture.global_and_fixture_disabled() if capture else contextlib.nullcontext()
-
-    def line(text: str) -> None:
-        with uncaptured():
-            reporter.ensure_newline()
-            reporter.write_line(text.rstrip("\n"))
-
-    def status(text: str) -> None:
-        if reporter.isatty:
-            with uncaptured():
-                reporter.rewrite(text[: reporter._tw.fullwidth - 1], erase=True)
-
-    return Screen(line, status)

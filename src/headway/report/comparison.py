@@ -97,5 +97,7 @@ class Comparison:
     @property
     def exit_code(self) -> int:
         """Return 0 good, 1 slower, wrong or missing, 3 cannot tell: also when nothing compared."""
-        code = verdict.exit_code([row.verdict for row in self.rows if row.counts], self.strict)
+        rows = [row for row in self.rows if row.counts]
+        outcomes = [(row.verdict, row.verdict in verdict.WAITS) for row in rows]
+        code = verdict.exit_code(outcomes, self.strict)
         return code or (0 if self.compared else 3)

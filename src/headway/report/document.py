@@ -104,7 +104,7 @@ def summary(cells: Sequence[Judged], strict: bool) -> shape.Summary:
         recording=sum(any(f.verdict == "RECORDING" for f in cell.findings) for cell in cells),
         missing=counted["MISSING"],
         strict=strict,
-        exit_code=verdict.exit_code([cell.verdict for cell in cells], strict),
+        exit_code=verdict.exit_code([(cell.verdict, cell.due) for cell in cells], strict),
     )
 
 
@@ -169,6 +169,7 @@ def _cell(results: Results, cell: Judged, hide: private.Private) -> shape.CellVi
         definition=definition,
         verdict=cell.verdict,
         word=cell.word,
+        due=cell.due,
         message=hide.text(worst.message),
         value=cell.value,
         samples=tuple(
@@ -189,7 +190,9 @@ def _finding(finding: Finding, hide: private.Private) -> shape.FindingView:
         worse_by=finding.worse_by,
         bound=finding.bound,
         visible=finding.visible,
+        interval=finding.interval,
         changed=hide.texts(finding.changed),
+        explanation=hide.texts(finding.explanation),
     )
 
 

@@ -3,7 +3,7 @@
 docs/report.schema.json says the same to other programs; a test holds the two together. Seconds
 and bytes throughout; what is undefined is None, and null in the file.
 
-Schema history: 1 (2026-11) first.
+Schema history: 1 (2026-11) first. 2 (2026-11) intervals, explanations, what is due, causes.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Literal
 
 from headway.fingerprint import Machine, Treatment
 from headway.suite import Limit
-from headway.verdict import Gate, Verdict
+from headway.verdict import Gate, Interval, Verdict
 
 FORMAT = "headway report"
-SCHEMA = 1
+SCHEMA = 2
 
 Key = tuple[str, str, str, str]
 
@@ -113,7 +113,9 @@ class FindingView:
     worse_by: float | None
     bound: float | None
     visible: float | None
+    interval: Interval | None
     changed: tuple[str, ...]
+    explanation: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +135,7 @@ class CellView:
     definition: str
     verdict: Verdict
     word: str
+    due: bool
     message: str
     value: float | None
     samples: tuple[SampleView, ...]

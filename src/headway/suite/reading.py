@@ -120,6 +120,7 @@ class _Reader(GateReader):
             baseline=baseline,
             reference=reference,
             wait_quiet_s=self.get("suite", top, "wait_quiet_s", float, 0.0),
+            calibrate=self.get("suite", top, "calibrate", bool, True),
         )
         self._check_references(suite)
         return replace(suite, limits=suite.limits + _always(suite))
@@ -268,7 +269,7 @@ class _Reader(GateReader):
 _TABLES = ("suite", "engine", "workload", "limit", "baseline", "reference", "budget")
 _SUITE_KEYS = (
     *("description", "seed", "model", "dtype", "launches"),
-    *("level_timeout_s", "idle_timeout_s", "step_batches", "wait_quiet_s"),
+    *("level_timeout_s", "idle_timeout_s", "step_batches", "wait_quiet_s", "calibrate"),
 )
 _ENGINE_KEYS = (
     *("kind", "model", "dtype", "args", "env", "python", "source", "port", "start_timeout_s"),

@@ -187,6 +187,7 @@ class Suite:
     baseline: BaselineGate
     reference: ReferenceGate | None = None
     wait_quiet_s: float = 0.0
+    calibrate: bool = True
 
     def instance(self, name: str) -> Instance:
         """Return the instance of that name."""

@@ -14,6 +14,7 @@ from headway.verdict.finding import (
     WORDS,
     Finding,
     Gate,
+    Interval,
     Judged,
     Verdict,
     exit_code,
@@ -21,7 +22,8 @@ from headway.verdict.finding import (
     worst,
 )
 from headway.verdict.judging import applicable, judge, judge_cell, judge_equality
-from headway.verdict.stored import Load, against
+from headway.verdict.memory import Load, Memory, day_of
+from headway.verdict.stored import against
 from headway.verdict.subject import identity_of, treatment_of
 
 __all__ = [
@@ -34,11 +36,14 @@ __all__ = [
     "WORDS",
     "Finding",
     "Gate",
+    "Interval",
     "Judged",
     "Load",
+    "Memory",
     "Verdict",
     "against",
     "applicable",
+    "day_of",
     "exit_code",
     "identity_of",
     "judge",

@@ -57,7 +57,7 @@ class Finding:
     against what it was compared with, positive when worse; `bound` is what it, or for a limit the
     value, may reach; `visible` is the smallest change this gate could have seen; `interval` holds
     the change's confidence bounds, None in it for a side without one. None where it does not apply.
-    `due` says that what cannot be told yet should be known by now: it fails a strict night.
+    `due` says that a cell that still records was armed before.
     `explanation` is what a person needs beside the reason, one line each.
     """
 
@@ -99,6 +99,20 @@ class Judged:
         return "PASS" if worst == "RECORDING" and held else worst
 
     @property
+    def due(self) -> bool:
+        """Whether this cell should be able to tell by now, and cannot: a strict night fails it.
+
+        A gate that is armed and cannot see, or that was armed before; not one that still records
+        within its time, nor one that somebody muted.
+        """
+        worst = self.findings[0]
+        return self.verdict == "INCONCLUSIVE" or (self.verdict in WAITS and worst.due)
+
+    def fails(self, strict: bool) -> bool:
+        """Whether this cell fails its test."""
+        return self.verdict in FAILS or (strict and self.due)
+
+    @property
     def word(self) -> str:
         """What a person reads: a cell without a gate held nothing, so it is not OK."""
         watched = all(f.gate == "watch" for f in self.findings)
@@ -128,9 +142,12 @@ def shown(value: float | None, unit: str) -> str:
     return f"{value:,.1f} {unit}"
 
 
-def exit_code(verdicts: Sequence[Verdict], strict: bool = False) -> int:
-    """Return 0 good, 1 slower or wrong, 3 cannot tell; nothing judged is 3."""
-    failing = {v for v in verdicts if v in FAILS or (strict and v in WAITS)}
+def exit_code(outcomes: Sequence[tuple[Verdict, bool]], strict: bool = False) -> int:
+    """Return 0 good, 1 slower or wrong, 3 cannot tell; nothing judged is 3.
+
+    Each outcome is a verdict and whether it is due: see `Judged.due`.
+    """
+    failing = {v for v, due in outcomes if v in FAILS or (strict and due)}
     if failing - {"INVALID", *WAITS}:
         return 1
-    return 3 if failing or not verdicts else 0
+    return 3 if failing or not outcomes else 0

@@ -7,60 +7,68 @@ from collections.abc import Sequence
 from headway import correctness, metrics, stats
 from headway.core import Case
 from headway.metrics import Metric
-from headway.results import Results, Sample
+from headway.results import Results, Sample, applies
 from headway.suite import Suite
+from headway.verdict import decided
 from headway.verdict.finding import EQUALITY, Finding, Judged, Verdict, shown, worst
 from headway.verdict.limits import limits
-from headway.verdict.stored import Load, against_baseline
+from headway.verdict.memory import Memory, day_of
+from headway.verdict.reference import reference_findings
+from headway.verdict.stored import against_baseline
 
 # Judged whatever the success rate: they are about it, or not about speed.
 NOT_SPEED = ("success_rate", "token_accuracy", "peak_memory")
+# The share of a cell's launches that may be lost to the machine; what is left is judged.
+MAX_DROPPED = 0.25
 
 
-def judge(results: Results, load: Load) -> tuple[Judged, ...]:
-    """Judge every cell of a night that was to be measured. `load` gives a case's baseline."""
+def judge(results: Results, memory: Memory) -> tuple[Judged, ...]:
+    """Judge every cell of a night that was to be measured, by all that is remembered."""
     cells: list[Judged] = []
+    paired = reference_findings(results)
     names = {(instance, name) for instance, _, name in results.expected}
     for case in results.suite.cases():
         if (case.instance, case.name) in names:
-            cells += [judge_cell(results, case, m, load) for m in applicable(results.suite, case)]
+            cells += [
+                judge_cell(results, case, m, memory, paired.get((case, m.name)))
+                for m in applicable(results.suite, case)
+            ]
             cells.append(judge_equality(results, case))
     for instance in dict.fromkeys(name for name, _, _ in results.expected):
         case = results.launch_case(instance)
-        cells.append(judge_cell(results, case, metrics.LAUNCH_TIME, load))
+        cells.append(judge_cell(results, case, metrics.LAUNCH_TIME, memory))
         for metric, samples in results.step_cells(instance).items():
             cells.append(_cell(case, metric, [_watched(case, metric, samples)]))
-    return tuple(cells)
+    today = day_of(results)
+    return tuple(decided.apply(cell, memory.decisions, today) for cell in cells)
 
 
 def applicable(suite: Suite, case: Case) -> list[Metric]:
-    """Return the metrics that a case has.
+    """Return the metrics that a case has."""
+    return [metric for metric in metrics.TABLE.values() if applies(suite, case, metric)]
 
-    Throughput in open loop is the arrival rate; of a single token there is no time per further
-    one; and what is good is for an SLO to say.
+
+def judge_cell(
+    results: Results, case: Case, metric: Metric, memory: Memory, paired: Finding | None = None
+) -> Judged:
+    """Judge one cell: first whether it may be judged at all, then by each gate on it.
+
+    `paired` is what the reference gate says of it. Limits and baseline look at the launches that
+    every night has: those of a second look were taken because the first ones looked bad.
     """
-    level = suite.level(case)
-    one_token = suite.workload(case.workload).prompts.output_tokens == 1
-    return [
-        metric
-        for metric in metrics.TABLE.values()
-        if (level.closed or not metric.closed_loop_only)
-        and not (one_token and metric.further_tokens_only)
-        and (level.slo is not None or not metric.slo_only)
-    ]
-
-
-def judge_cell(results: Results, case: Case, metric: Metric, load: Load) -> Judged:
-    """Judge one cell: first whether it may be judged at all, then by each gate on it."""
-    samples = results.samples(case, metric)
+    first = results.suite.launches
+    samples = [s for s in results.samples(case, metric) if s.launch <= first]
     blocked = _blocked(results, case, metric, samples)
     if blocked is not None:
-        return _cell(case, metric, [blocked])
-    values = [s.value for s in samples if s.value is not None]
+        # Where time ran out, the pairs that there are may still say something, or say what would.
+        unpaid = blocked.verdict == "INCONCLUSIVE" and paired is not None
+        return _cell(case, metric, [paired] if unpaid and paired is not None else [blocked])
+    values = [s.value for s in samples if s.value is not None and not s.invalid]
     findings = list(limits(results, case, metric, values))
     gate = results.suite.baseline
     if metric.name in gate.metrics and case.level:
-        findings.append(against_baseline(results, case, metric, values, load, gate))
+        findings.append(against_baseline(results, case, metric, values, memory, gate))
+    findings += [] if paired is None else [paired]
     return _cell(case, metric, findings or [_watched(case, metric, samples)])
 
 
@@ -77,7 +85,7 @@ def _blocked(
         return Finding(case, metric.name, "complete", verdict, reason, unit=metric.unit)
 
     invalid = [f"launch {s.launch}: {s.invalid[0]}" for s in samples if s.invalid]
-    if invalid:
+    if len(invalid) > MAX_DROPPED * len(samples):
         return finding("INVALID", "; ".join(invalid))
     if metric.name not in NOT_SPEED and case.level:
         failures = _failures(results, case)
@@ -89,7 +97,10 @@ def _blocked(
             return finding("WRONG", wrong[0])
     if not samples:
         return finding("MISSING", "it was not measured")
-    missing = [s.reason or "it has no value" for s in samples if s.value is None]
+    spent = results.ran_out(case, results.suite.launches) if case.level else None
+    if spent is not None:
+        return finding("INCONCLUSIVE", f"budget: {spent}")
+    missing = [s.reason or "no value" for s in samples if s.value is None and not s.invalid]
     if metric is metrics.LAUNCH_TIME:
         missing += correctness.unverified_first_tokens(results, case.instance)
     return finding("MISSING", missing[0]) if missing else None

@@ -14,8 +14,8 @@ from headway.results import Results
 from headway.suite import BaselineGate
 from headway.verdict import subject
 from headway.verdict.finding import Finding, Verdict, shown
+from headway.verdict.memory import Memory
 
-Load = Callable[[Case], baseline.Baseline | None]
 # A change this large is more often a wrong unit or a wrong file than a change.
 SUSPICIOUS = 10.0
 
@@ -25,14 +25,14 @@ def against_baseline(
     case: Case,
     metric: Metric,
     values: Sequence[float],
-    load: Load,
+    memory: Memory,
     gate: BaselineGate,
 ) -> Finding:
     """Judge a cell by what is stored of it, or say why that cannot be done yet."""
     finding = partial(_finding, case, metric, values)
     value = shown(stats.median(values), metric.unit)
     try:
-        stored = load(case)
+        stored = memory.load(case)
     except baseline.BaselineError as error:
         return finding("INCOMPATIBLE", str(error))
     if stored is None or metric.name not in stored.cells:

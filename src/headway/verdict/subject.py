@@ -32,9 +32,11 @@ def treatment_of(results: Results, instance: str) -> fingerprint.Treatment:
     """Return what was put under test, from the last launch that came up."""
     infos = [r.info for r in results.launches if r.instance == instance and r.info is not None]
     asked = results.suite.instance(instance)
+    commit = results.commits.get(instance, results.commit)
     if not infos:
-        return fingerprint.Treatment(asked.kind, "unknown", asked.args, asked.env)
-    return fingerprint.treatment(infos[-1], asked.args, asked.env, results.commit)
+        unknown = fingerprint.Treatment(asked.kind, "unknown", asked.args, asked.env)
+        return replace(unknown, commit=commit)
+    return fingerprint.treatment(infos[-1], asked.args, asked.env, commit)
 
 
 def flat(treatment: fingerprint.Treatment) -> dict[str, object]:

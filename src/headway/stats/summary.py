@@ -1,4 +1,4 @@
-"""The statistics that metrics and gates stand on."""
+"""Percentiles and means, and how many samples a percentile needs: standard library only."""
 
 from __future__ import annotations
 

@@ -1,0 +1,101 @@
+"""Where engines are started and driven: what a night needs of the world, and of a simulated one.
+
+`headway.night.real` is the world. DETBENCH puts simulated engines on a virtual clock in its place,
+under the same night.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from headway.core import Case, EngineInfo, Level, Request, RequestRecord, Verification
+from headway.correctness import Pair
+from headway.night.plan import PlannedLaunch
+from headway.results import Generated
+
+
+@dataclass(frozen=True, slots=True)
+class Driven:
+    """What one level left behind; see `core.Run` for `client` and `engine`."""
+
+    span_s: float
+    records: tuple[RequestRecord, ...]
+    client: Mapping[str, float] = field(default_factory=dict)
+    engine: Mapping[str, float] = field(default_factory=dict)
+
+
+class Engine(Protocol):
+    """One engine that is up, with what its start told."""
+
+    @property
+    def info(self) -> EngineInfo:
+        """Who answers, read back from it."""
+
+    @property
+    def launch_s(self) -> float:
+        """Seconds from its process's start to its first token."""
+
+    @property
+    def first_output(self) -> tuple[int, ...]:
+        """That first answer."""
+
+    def warm_up(self, level: Level, requests: Sequence[Request]) -> Mapping[str, float]:
+        """Send waves of short requests until they take equally long; say what that took."""
+
+    def drive(
+        self, case: Case, level: Level, requests: Sequence[Request], offsets_s: Sequence[float]
+    ) -> Driven:
+        """Send a level's requests as it says, and wait for their end."""
+
+    def serves(self) -> bool:
+        """Whether it runs and says that it can serve."""
+
+    def last_words(self) -> str:
+        """Say how an engine ended that serves no more."""
+
+    def stop(self) -> None:
+        """End it with all its processes."""
+
+    def step_clock(self) -> float:
+        """Return the seconds that it has spent in timed steps; raises LaunchError."""
+
+    def step(self, phase: str, batch: int, length: int) -> None:
+        """Have it do one timed step; raises LaunchError."""
+
+
+class Reference(Protocol):
+    """The reference for one model."""
+
+    def verify(self, pair: Pair) -> Verification:
+        """Judge one output."""
+
+    def generate(self, prompt: tuple[int, ...], max_tokens: int, ignore_eos: bool) -> Generated:
+        """Continue a prompt."""
+
+
+class Lab(Protocol):
+    """Starts engines, knows the machine, and tells the time."""
+
+    def clock(self) -> float:
+        """Monotonic seconds."""
+
+    def now(self) -> str:
+        """Return the wall clock, for labels only."""
+
+    def start(self, planned: PlannedLaunch, prompt: tuple[int, ...]) -> Engine:
+        """Start an engine; `prompt` asks for its first token. Raises LaunchError or OSError."""
+
+    def calibrate(self) -> Mapping[str, float]:
+        """Return the seconds of each calibration kernel; empty where there are none."""
+
+    def wait_quiet(self, limit_s: float) -> float:
+        """Wait until nothing else keeps the machine busy; returns the seconds that took."""
+
+    def reference(self, model: str) -> AbstractContextManager[Reference]:
+        """Start the reference for a model, for the length of the block."""
+
+    def close(self) -> None:
+        """End what the lab keeps running beside the engines."""

@@ -24,31 +24,24 @@ import gc
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
 MIB = 1024**2
 MIN_COPY_BYTES, MAX_COPY_BYTES = 128 * MIB, 512 * MIB
 CACHES_PER_COPY = 4
-# A product of this order takes some 15 ms on two of today's cores; more cores get more work.
-ORDER_ON_TWO_CORES, ORDER_STEP = 1152, 128
+# A product of this order takes some 15 ms on one of today's cores; every core computes one.
+ORDER, MAX_CORES = 896, 16
 CUDA_ORDER, CUDA_PRODUCTS, CUDA_COPIES = 4096, 2, 16
 SMALL = 16
 SMALL_CALLS, CUDA_LAUNCHES, LOOP_STEPS = 20_000, 2_000, 100_000
 ROUNDS = 5
-# Threads of a matrix library wait for more work by spinning, for up to a fifth of a second; here
-# they sleep at once (OpenBLAS, Intel's, GNU's, and any OpenMP). All cores, whatever was exported:
-# a kernel on one thread would not see what goes on on the others.
-NO_SPINNING = {
-    "OPENBLAS_THREAD_TIMEOUT": "4",
-    "KMP_BLOCKTIME": "0",
-    "GOMP_SPINCOUNT": "0",
-    "OMP_WAIT_POLICY": "PASSIVE",
-}
-THREADS = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
+THREADS = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 
 
 class UnavailableError(RuntimeError):
@@ -81,11 +74,44 @@ def read(
     return {name: sorted(seconds[1:])[ROUNDS // 2] for name, seconds in taken.items()}
 
 
-def num_cores() -> int:
-    """Return the cores that this process may use."""
+class Crew:
+    """A thread on each of some cores, which all do the same work at once when asked.
+
+    A matrix library's own threads will not do: they wait for more work by spinning, for up to a
+    fifth of a second, and two of them may share a core while another is idle, for half the speed.
+    These sleep in between, and each keeps to its core.
+    """
+
+    def __init__(self, cores: Sequence[int], works: Sequence[Callable[[], object]]) -> None:
+        self._begin = [threading.Semaphore(0) for _ in works]
+        self._done = threading.Semaphore(0)
+        for core, work, begin in zip(cores, works, self._begin, strict=True):
+            threading.Thread(target=self._serve, args=(core, work, begin), daemon=True).start()
+
+    def _serve(self, core: int, work: Callable[[], object], begin: threading.Semaphore) -> None:
+        if hasattr(os, "sched_setaffinity"):
+            os.sched_setaffinity(0, {core})  # of this thread alone
+        while True:
+            begin.acquire()
+            work()
+            self._done.release()
+
+    def work(self) -> None:
+        """Do the work once on each core; it is done when the last one is."""
+        for begin in self._begin:
+            begin.release()
+        for _ in self._begin:
+            self._done.acquire()
+
+
+def cores() -> tuple[int, ...]:
+    """Return the cores to watch: those that this process may use, `MAX_CORES` of them at most."""
     if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+        usable = sorted(os.sched_getaffinity(0))
+    else:
+        usable = list(range(os.cpu_count() or 1))
+    step = -(-len(usable) // MAX_CORES)  # spread over sockets and caches
+    return tuple(usable[::step])
 
 
 def last_cache_bytes(cpu: Path = Path("/sys/devices/system/cpu/cpu0")) -> int | None:
@@ -108,12 +134,6 @@ def copy_bytes(cache_bytes: int | None) -> int:
     return min(max(MIN_COPY_BYTES, wanted), MAX_COPY_BYTES) // MIB * MIB
 
 
-def matmul_order(cores: int) -> int:
-    """Return the order of the matrices: the same time whatever the number of cores."""
-    steps: float = ORDER_ON_TWO_CORES / ORDER_STEP * (cores / 2) ** (1 / 3)
-    return max(1, round(steps)) * ORDER_STEP
-
-
 def python_loop() -> int:
     """Run the interpreter: whole numbers, a loop, and nothing else."""
     value = 0
@@ -124,7 +144,7 @@ def python_loop() -> int:
 
 def cpu_kernels() -> tuple[Kernel, ...]:
     """Return the kernels on the CPU; UnavailableError without numpy."""
-    os.environ.update(NO_SPINNING | dict.fromkeys(THREADS, str(num_cores())))
+    os.environ.update(dict.fromkeys(THREADS, "1"))
     try:
         import numpy as np
     except ImportError as error:
@@ -132,11 +152,12 @@ def cpu_kernels() -> tuple[Kernel, ...]:
             f"the calibration kernels need numpy, which {sys.executable} cannot import: {error}"
         ) from error
 
-    num_bytes, order = copy_bytes(last_cache_bytes()), matmul_order(num_cores())
+    num_bytes = copy_bytes(last_cache_bytes())
     source, target = np.ones(num_bytes // 8), np.ones(num_bytes // 8)
     random = np.random.default_rng(0)
-    left, right = (random.standard_normal((order, order), dtype=np.float32) for _ in range(2))
-    product = np.empty_like(left)
+    left, right = (random.standard_normal((ORDER, ORDER), dtype=np.float32) for _ in range(2))
+    products = [np.empty_like(left) for _ in cores()]
+    crew = Crew(cores(), [partial(np.matmul, left, right, out=product) for product in products])
     small, result = np.ones(SMALL, np.float32), np.empty(SMALL, np.float32)
 
     def small_calls() -> None:
@@ -144,12 +165,11 @@ def cpu_kernels() -> tuple[Kernel, ...]:
         for _ in range(SMALL_CALLS):
             add(small, small, result)
 
-    # The product comes last: whatever its threads do when it is done, they disturb no other kernel.
     return (
         Kernel("copy", lambda: np.copyto(target, source), {"bytes": num_bytes}),
         Kernel("launch", small_calls, {"calls": SMALL_CALLS}),
         Kernel("python", python_loop, {"steps": LOOP_STEPS}),
-        Kernel("matmul", lambda: np.matmul(left, right, out=product), {"order": order}),
+        Kernel("matmul", crew.work, {"order": ORDER, "cores": len(products)}),
     )
 
 
@@ -165,7 +185,7 @@ def cuda_kernels(device: str) -> tuple[Kernel, ...]:
     if not torch.cuda.is_available():
         raise UnavailableError(f"the calibration kernels find no GPU for device {device}")
     try:
-        cache = torch.cuda.get_device_properties(device).L2_cache_size
+        cache = getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0)
         return torch_kernels(torch, device, cache, lambda: torch.cuda.synchronize(device))
     except RuntimeError as error:  # a device that is not there, or whose memory is taken
         raise UnavailableError(

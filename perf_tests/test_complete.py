@@ -7,6 +7,8 @@ pytestmark = pytest.mark.headway
 
 def test_complete(complete):
     """Every launch of an instance gave a Run at every level."""
-    missing = complete()
+    missing, unpaid = complete()
     if missing:
         pytest.fail(f"MISSING {'; '.join(missing)}", pytrace=False)
+    if unpaid:
+        pytest.skip(f"INCONCLUSIVE budget: {unpaid[0]} (and {len(unpaid) - 1} more)")

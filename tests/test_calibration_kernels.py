@@ -90,14 +90,32 @@ def test_far_more_is_copied_than_the_cache_holds(cache, expected):
     assert engine.copy_bytes(None if cache is None else cache * MIB) == expected * MIB
 
 
-def test_the_order_of_the_matrices_follows_from_the_cores_alone():
-    orders = [engine.matmul_order(cores) for cores in (1, 2, 4, 16, 64, 256)]
-    assert orders[1] == engine.ORDER_ON_TWO_CORES
-    assert orders == sorted(orders)
-    for cores, order in zip((1, 2, 4, 16, 64, 256), orders, strict=True):
-        # The work per core stays what it is on two, as near as whole steps allow.
-        per_core = order**3 / cores / (engine.ORDER_ON_TWO_CORES**3 / 2)
-        assert 0.75 < per_core < 1.35
+@pytest.mark.parametrize(
+    ("usable", "watched"),
+    [
+        ({0, 1}, (0, 1)),
+        ({3, 7}, (3, 7)),
+        (set(range(16)), tuple(range(16))),
+        (set(range(64)), tuple(range(0, 64, 4))),
+        (set(range(20)), tuple(range(0, 20, 2))),
+    ],
+)
+def test_which_cores_are_watched(monkeypatch, usable, watched):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: usable, raising=False)
+    assert engine.cores() == watched
+
+
+def test_each_core_works_once_when_asked():
+    done = [0, 0, 0]
+
+    def work(number):
+        done[number] += 1
+
+    core = engine.cores()[0]
+    crew = engine.Crew([core] * 3, [lambda number=number: work(number) for number in range(3)])
+    for times in (1, 2, 3):
+        crew.work()
+        assert done == [times] * 3
 
 
 @pytest.mark.parametrize(
@@ -162,12 +180,13 @@ def test_it_reads_and_is_idle_between_readings(log):
 
 
 def test_an_exported_number_of_threads_changes_nothing(log, monkeypatch):
-    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "1")
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "4")
     monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
     with kernels(HERE, "cpu", log) as running:
         running.read()
         threads = len(list(Path(f"/proc/{running.pid}/task").iterdir()))
-    assert threads == engine.num_cores()
+    # Its own, and one for each core that it watches: none of the matrix library's.
+    assert threads == 1 + len(engine.cores())
 
 
 def test_it_ends_when_its_input_closes():

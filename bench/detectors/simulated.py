@@ -8,13 +8,12 @@ Run is a list of requests in closed form, and time is a number that jumps.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from typing import Protocol
 
+from detectors.layout import LaunchDraw, Night, RunDraw
 from headway.core import (
     Case,
     EngineInfo,
@@ -31,55 +30,27 @@ from headway.night import Driven, PlannedLaunch
 from headway.results import Generated
 from headway.workload import pair_key
 
-TTFT_S, ITL_S = 0.060, 0.012
+# Nominal times. Between a request's last token and its end there is room for what throughput is to
+# be, whatever the latencies are: each metric of a Run is drawn by itself.
+TTFT_S, TTFT_P99_S, ITL_S, PERIOD_S = 0.060, 0.090, 0.030, 0.240
 LAUNCH_S = 2.0
-KERNEL_S = {"matmul": 0.020, "copy": 0.030, "launch": 0.005, "python": 0.008}
 KERNELS_TAKE_S = 0.3
-
-
-@dataclass(frozen=True, slots=True)
-class Slowness:
-    """How much slower one Run is than nominal, in log units.
-
-    `kernels` is what the calibration kernels see of it when it has ended (before it they see the
-    machine as it is). `tail` slows one request in a hundred; `fails` is the share of requests that fail.
-    """
-
-    ttft: float
-    tpot: float
-    kernels: Mapping[str, float]
-    tail: float = 0.0
-    fails: float = 0.0
-
-
-class Launch(Protocol):
-    """One simulated life of an engine."""
-
-    def run(self, case: int) -> Slowness:
-        """Draw the Run of the case with this number."""
-
-
-class Machine(Protocol):
-    """The machine in one simulated night."""
-
-    def launch(self, instance: str) -> Launch:
-        """Draw the next launch, of this instance."""
-
-    def kernels(self) -> Mapping[str, float]:
-        """Draw how much slower than nominal each calibration kernel is now, in log units."""
 
 
 @dataclass(slots=True)
 class SimulatedLab:
-    """Implements `headway.night.Lab`; `started` is when its night begins."""
+    """Implements `headway.night.Lab` on one drawn night.
 
-    machine: Machine
-    cases: Sequence[str]
+    `arms` names the arm of each instance, `cases` the drawn case of each of the suite's.
+    """
+
+    drawn: Night
+    arms: Mapping[str, str]
+    cases: Mapping[tuple[str, str], str]
     started: datetime
-    version: Mapping[str, str] = field(default_factory=dict)
     time_s: float = 0.0
     launches: int = 0
-    next_kernels: Mapping[str, float] | None = None
+    around: list[Mapping[str, float]] = field(default_factory=list)
 
     def clock(self) -> float:
         """Seconds since the night began."""
@@ -94,29 +65,26 @@ class SimulatedLab:
         """Start a launch: nothing but a draw."""
         self.launches += 1
         self.time_s += LAUNCH_S
-        name = planned.instance
-        info = EngineInfo("fake", self.version.get(name, "1.0"), "fake", "none", "none")
-        drawn = self.machine.launch(name)
+        info = EngineInfo("fake", "1.0", "fake", "none", "none")
+        drawn = self.drawn.launch(self.arms[planned.instance])
         return SimulatedEngine(self, drawn, info, LAUNCH_S, tuple(fake_tokens(prompt, 1)))
 
     def calibrate(self) -> Mapping[str, float]:
-        """Return what the kernels take now: as drawn with the Run, if one is about to be or was."""
-        drawn, self.next_kernels = self.next_kernels, None
+        """Return what was drawn around the Run at hand, else what the kernels take now."""
         self.time_s += KERNELS_TAKE_S
-        slower = self.machine.kernels() if drawn is None else drawn
-        return {name: s * math.exp(slower.get(name, 0.0)) for name, s in KERNEL_S.items()}
+        return self.around.pop(0) if self.around else self.drawn.calibrate()
 
     def wait_quiet(self, limit_s: float) -> float:
-        """The simulated machine is as quiet as it gets."""
+        """Wait for nothing: the simulated machine is as quiet as it gets."""
         return 0.0
 
     @contextlib.contextmanager
     def reference(self, model: str) -> Iterator[SimulatedReference]:
-        """The reference knows the fake engine's tokens in closed form."""
+        """Give a reference that knows the fake engine's tokens in closed form."""
         yield SimulatedReference()
 
     def close(self) -> None:
-        """Nothing runs."""
+        """End nothing: nothing runs."""
 
 
 @dataclass(slots=True)
@@ -124,45 +92,45 @@ class SimulatedEngine:
     """Implements `headway.night.Engine`."""
 
     lab: SimulatedLab
-    drawn: Launch
+    drawn: LaunchDraw
     info: EngineInfo
     launch_s: float
     first_output: tuple[int, ...]
-    slowness: Slowness | None = None
 
-    def warm_up(self, level: Level, requests: Sequence[Request]) -> Mapping[str, float]:
-        """Take no time."""
+    def warm_up(self, case: Case, level: Level, requests: Sequence[Request]) -> Mapping[str, float]:
+        """Take no time; what the kernels are to say around the Run is known from here on."""
+        drawn = self.drawn.run(self.lab.cases[case.workload, case.level])
+        self.lab.around = list(drawn.calibration)
         return {}
 
     def drive(
         self, case: Case, level: Level, requests: Sequence[Request], offsets_s: Sequence[float]
     ) -> Driven:
-        """Serve each slot's requests one after the other, as slowly as drawn."""
-        drawn = self.drawn.run(self.lab.cases.index(f"{case.workload}-{case.level}"))
+        """Serve each slot's requests one after the other, as drawn."""
+        drawn = self.drawn.run(self.lab.cases[case.workload, case.level])
         records = served(requests, level.concurrency or 1, drawn)
         span_s = max(record.ended_s or 0.0 for record in records)
         self.lab.time_s += span_s
-        self.lab.next_kernels = drawn.kernels
         client = {"loop_lag_p99_s": 0.0005, "cpu_share": 0.05}
         return Driven(span_s, records, client, {"peak_rss_bytes": 2.0**28})
 
     def serves(self) -> bool:
-        """It never dies."""
+        """Say yes: it never dies."""
         return True
 
     def last_words(self) -> str:
-        """It never dies."""
+        """Say what is never asked: it never dies."""
         return "the engine ended: simulated"
 
     def stop(self) -> None:
-        """Nothing runs."""
+        """End nothing: nothing runs."""
 
     def step_clock(self) -> float:
-        """No steps are timed here."""
+        """Return 0: no steps are timed here."""
         return 0.0
 
     def step(self, phase: str, batch: int, length: int) -> None:
-        """No steps are timed here."""
+        """Do nothing: no steps are timed here."""
 
 
 class SimulatedReference:
@@ -183,23 +151,35 @@ class SimulatedReference:
         return Generated(pair_key(prompt, ()), tokens, (1.0,) * len(tokens))
 
 
-def served(requests: Sequence[Request], slots: int, slow: Slowness) -> tuple[RequestRecord, ...]:
-    """Return the records of a closed loop in closed form."""
-    ttft_s, itl_s = TTFT_S * math.exp(slow.ttft), ITL_S * math.exp(slow.tpot)
+def served(requests: Sequence[Request], slots: int, drawn: RunDraw) -> tuple[RequestRecord, ...]:
+    """Return the records of a closed loop in closed form, with the metrics that were drawn."""
+    slower = {name: math.exp(value) for name, value in drawn.values.items()}
+    ttft_s, itl_s = TTFT_S * slower["ttft_p50"], ITL_S * slower["tpot_p50"]
+    period_s = PERIOD_S * slower["output_throughput"]
+    slowest_s = _slowest(len(requests), ttft_s, TTFT_P99_S * slower.get("ttft_p99", 1.0))
     free = [0.0] * slots
     records = []
     for number, request in enumerate(requests):
         slot = min(range(slots), key=free.__getitem__)
-        late = math.exp(slow.tail) if slow.tail and number % 100 == 99 else 1.0
-        made = _record(request, free[slot], ttft_s * late, itl_s)
-        if slow.fails and _fails(number, slow.fails):
-            made = _failed(made)
+        first_s = slowest_s if number == 0 else ttft_s
+        made = _record(request, free[slot], first_s, itl_s, period_s)
+        if _fails(number, drawn.failed):
+            error = RequestError("http_500", "planted")
+            made = replace(made, events=made.events[:1], error=error, finish_reason=None)
         free[slot] = made.ended_s or 0.0
         records.append(made)
     return tuple(records)
 
 
-def _record(request: Request, due_s: float, ttft_s: float, itl_s: float) -> RequestRecord:
+def _slowest(n: int, usual_s: float, p99_s: float) -> float:
+    """Return the one value beside n - 1 usual ones whose 99th percentile is `p99_s`."""
+    share = (n - 1) * 0.99 - (n - 2)
+    return max(usual_s, usual_s + (p99_s - usual_s) / share)
+
+
+def _record(
+    request: Request, due_s: float, ttft_s: float, itl_s: float, period_s: float
+) -> RequestRecord:
     tokens = fake_tokens(request.prompt_token_ids, request.max_tokens)
     times = [due_s + ttft_s + k * itl_s for k in range(len(tokens))]
     events = tuple(
@@ -210,7 +190,7 @@ def _record(request: Request, due_s: float, ttft_s: float, itl_s: float) -> Requ
         index=request.index,
         due_s=due_s,
         sent_s=due_s,
-        ended_s=times[-1],
+        ended_s=max(times[-1], due_s + period_s),
         events=events,
         asked_tokens=request.max_tokens,
         asked_prompt_tokens=len(request.prompt_token_ids),
@@ -221,15 +201,5 @@ def _record(request: Request, due_s: float, ttft_s: float, itl_s: float) -> Requ
 
 
 def _fails(number: int, share: float) -> bool:
-    """Fail evenly: as often as the share says, whatever the number of requests."""
-    return math.floor((number + 1) * share) > math.floor(number * share)
-
-
-def _failed(record: RequestRecord) -> RequestRecord:
-    error = RequestError("http_500", "planted")
-    return replace(record, events=record.events[:1], error=error, finish_reason=None)
-
-
-def case_names(workloads: Sequence[str], levels: Sequence[str]) -> list[str]:
-    """Return the cases of a simulated suite, by workload and level, in the suite's order."""
-    return [f"{w}-{lv}" for w, lv in itertools.product(workloads, levels)]
+    """Fail evenly: as often as the share says, and in each Run at least once."""
+    return share > 0 and number % max(1, round(1 / share)) == 0

@@ -58,7 +58,10 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Equality:
-    """What verification says of one case; `right` counts outputs without a wrong token."""
+    """What verification says of one case; `right` counts outputs without a wrong token.
+
+    `unpaid` counts what is unverified because no budget was left to measure it.
+    """
 
     num_requests: int = 0
     num_tokens: int = 0
@@ -66,6 +69,7 @@ class Equality:
     right: int = 0
     wrong: tuple[str, ...] = ()
     unverified: tuple[str, ...] = ()
+    unpaid: int = 0
 
 
 # Judging asks for the same prompts and pairs many times, and both are pure functions.
@@ -142,6 +146,8 @@ def equality(results: Results, case: Case) -> Equality:
     missing = [n for n in results.launches_of(case) if n not in runs]
     wrong: list[str] = []
     unverified = [results.why_missing(case, launch) for launch in missing]
+    records = [results.launch_of(case.instance, launch) for launch in missing]
+    unpaid = sum(record is not None and record.failure_kind == "budget" for record in records)
     found: list[Verification] = []
     differing: list[str] = []
     requests = 0
@@ -164,7 +170,8 @@ def equality(results: Results, case: Case) -> Equality:
     allowed = math.ceil(tolerance.max_nonargmax * tokens)
     if others > allowed and tolerance.max_nonargmax:
         wrong.append(f"{others} of {tokens} tokens are not the reference's, {allowed} allowed")
-    return Equality(requests, tokens, others, right, (*wrong, *differing), tuple(unverified))
+    wrong += differing
+    return Equality(requests, tokens, others, right, tuple(wrong), tuple(unverified), unpaid)
 
 
 def _verification(

@@ -111,14 +111,17 @@ class Results:
         return math.fsum((*starts, *spans))
 
     def ran_out(self, case: Case, last: int | None = None) -> str | None:
-        """Say that the budget kept a case from some launch (up to `last`); None if it did not."""
-        runs = self.runs_of(case)
-        for launch in self.launches_of(case):
-            if last is not None and launch > last:
-                continue
-            record = self.launch_of(case.instance, launch)
-            if launch not in runs and record is not None and record.failure_kind == "budget":
-                return record.failure
+        """Say that the budget kept a case from some launch (up to `last`); None if it did not.
+
+        A case without a level stands for the launches of its instance.
+        """
+        runs = self.runs_of(case) if case.level else {}
+        for instance, launch, name in self.expected:
+            mine = name == case.name if case.level else True
+            if instance == case.instance and mine and launch not in runs:
+                record = self.launch_of(instance, launch)
+                if record is not None and record.failure_kind == "budget":
+                    return record.failure if last is None or launch <= last else None
         return None
 
     def launch_case(self, instance: str) -> Case:

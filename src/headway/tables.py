@@ -56,7 +56,8 @@ def write(table: Mapping[str, Any]) -> str:
 
 
 def _key(key: str) -> str:
-    return json.dumps(key, ensure_ascii=False)
+    """TOML's strings are JSON's, but for one control character that JSON lets stand."""
+    return json.dumps(key, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _value(value: Any) -> str:
@@ -66,7 +67,7 @@ def _value(value: Any) -> str:
         return f"{{ {', '.join(pairs)} }}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_value, value))}]"
-    return json.dumps(value, ensure_ascii=False)
+    return _key(value) if isinstance(value, str) else json.dumps(value)
 
 
 def _override(table: dict[str, Any], text: str) -> None:

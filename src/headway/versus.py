@@ -1,7 +1,8 @@
 """Two engines against each other: the suite that `headway ab A B` runs, made from another one.
 
 What runs is an ordinary night with a reference gate and nothing else: A is the reference, B the
-candidate. So it interleaves, resumes, verifies outputs, keeps a journal and explains like any other.
+candidate. So it interleaves, resumes, verifies outputs, keeps a journal and explains as any does.
+Two equal arms are allowed: they show what the machine does to a comparison.
 """
 
 from __future__ import annotations
@@ -50,8 +51,6 @@ def derive(path: Path, asked: Asked, overrides: Sequence[str] = ()) -> tuple[str
     if names[0] == names[1]:
         names = [f"{names[0]}_a", f"{names[1]}_b"]
     (_, a), (_, b) = arms
-    if a == b and asked.a != asked.b:
-        raise SuiteError(f"{asked.a!r} and {asked.b!r} are the same engine with the same arguments")
     for arm in (a, b):
         arm.pop("port", None)  # two engines live one after the other, but may both keep one
         arm.pop("reference", None)

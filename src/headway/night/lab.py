@@ -42,7 +42,7 @@ class Engine(Protocol):
     def first_output(self) -> tuple[int, ...]:
         """That first answer."""
 
-    def warm_up(self, level: Level, requests: Sequence[Request]) -> Mapping[str, float]:
+    def warm_up(self, case: Case, level: Level, requests: Sequence[Request]) -> Mapping[str, float]:
         """Send waves of short requests until they take equally long; say what that took."""
 
     def drive(

@@ -163,7 +163,9 @@ class LiveLaunch:
     def _warm_up(self, engine: Engine, case: Case, level: Level) -> dict[str, float]:
         """Warm up a level, on prompts that no launch is measured with: those of launch 0."""
         together = level.concurrency or 1
-        return dict(engine.warm_up(level, self._requests(case, together * WARMUP_WAVES, PRIMING)))
+        return dict(
+            engine.warm_up(case, level, self._requests(case, together * WARMUP_WAVES, PRIMING))
+        )
 
     @property
     def max_batch(self) -> int | None:

@@ -166,7 +166,7 @@ class RealEngine:
         what = "the engine ended" if ended else "the engine answers /health no more"
         return f"{what}: {tail(self.lab.spec(self.planned).log, 3) or 'it said nothing'}"
 
-    def warm_up(self, level: Level, requests: Sequence[Request]) -> dict[str, float]:
+    def warm_up(self, case: Case, level: Level, requests: Sequence[Request]) -> dict[str, float]:
         """Send waves of short requests, as many at once as the level, until they agree.
 
         Returns how many requests that took, how many seconds, and how many failed.

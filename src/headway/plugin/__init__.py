@@ -118,8 +118,8 @@ def cell(request: pytest.FixtureRequest) -> Cell:
 
 
 @pytest.fixture
-def complete(request: pytest.FixtureRequest) -> Callable[[], list[str]]:
-    """Returns, when called, what is missing of an instance, one sentence each."""
+def complete(request: pytest.FixtureRequest) -> Callable[[], tuple[list[str], list[str]]]:
+    """Returns, when called, what is missing of an instance and what there was no budget for."""
     state, instance = _state(request.config), request.param
     return lambda: state.missing(instance)
 

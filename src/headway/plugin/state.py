@@ -198,17 +198,22 @@ class State:
         root = Path(self.config.getoption("headway_baselines"))
         return baseline.load(baseline.path_of(root, self.results.machine.device, case))
 
-    def missing(self, instance: str) -> list[str]:
-        """Return one sentence per expected case of an instance that has no Run."""
+    def missing(self, instance: str) -> tuple[list[str], list[str]]:
+        """Return one sentence per expected case of an instance that has no Run.
+
+        First those that should be there, then those that no budget was left for.
+        """
         self.measure()
         results = self.results
-        found = []
+        found: tuple[list[str], list[str]] = ([], [])
         mine = self.cases if self.replayed is None else frozenset(self.suite.cases())
         cases = {case.name: case for case in mine}
         for name, launch, case_name in results.expected:
             case = cases.get(case_name)
             if case and name == instance and launch not in results.runs_of(case):
-                found.append(f"{case_name}: {results.why_missing(case, launch)}")
+                record = results.launch_of(instance, launch)
+                unpaid = record is not None and record.failure_kind == "budget"
+                found[unpaid].append(f"{case_name}: {results.why_missing(case, launch)}")
         return found
 
     def note(self, report: pytest.TestReport) -> None:

@@ -97,7 +97,7 @@ def _blocked(
             return finding("WRONG", wrong[0])
     if not samples:
         return finding("MISSING", "it was not measured")
-    spent = results.ran_out(case, results.suite.launches) if case.level else None
+    spent = results.ran_out(case, results.suite.launches)
     if spent is not None:
         return finding("INCONCLUSIVE", f"budget: {spent}")
     missing = [s.reason or "no value" for s in samples if s.value is None and not s.invalid]
@@ -134,6 +134,8 @@ def judge_equality(results: Results, case: Case) -> Judged:
     if found.wrong:
         verdict, reason = "WRONG", "; ".join(found.wrong[:3])
         reason += f"; and {len(found.wrong) - 3} more" if len(found.wrong) > 3 else ""
+    elif found.unverified and len(found.unverified) == found.unpaid:
+        verdict, reason = "INCONCLUSIVE", f"budget: {found.unverified[0]}; {reason} so far"
     elif found.unverified or not found.num_requests:
         verdict = "MISSING"
         reason = found.unverified[0] if found.unverified else "no request was completed"

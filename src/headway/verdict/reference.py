@@ -7,11 +7,12 @@ the sign of whole pairs is flipped, so that the family of cells needs no assumpt
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headway import fingerprint, metrics, pairs, stats
 from headway.core import Case
@@ -20,6 +21,10 @@ from headway.results import Results
 from headway.suite import ReferenceGate
 from headway.verdict import subject
 from headway.verdict.finding import Finding, Interval, Verdict
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 CONFIDENCE = 0.95
 POWER = 0.8
@@ -95,18 +100,11 @@ def _shifts(results: Results, gate: ReferenceGate, look: Look, flips: bool) -> d
     found = {}
     for index, cell in enumerate(look.cells):
         column = np.array(look.column(cell))
-        change, low, high = arithmetic.hodges_lehmann(column, CONFIDENCE)
-        seen = partial(
-            arithmetic.visible,
-            float(column.std(ddof=1)),
-            alpha=by_flips,
-            power=POWER,
-            margin=margin,
-            family=size,
-        )
+        change, interval = _estimate(column)
+        seen = _visible(float(column.std(ddof=1)), by_flips, margin, size)
         found[cell] = Shift(
             change=change,
-            interval=(low, high),
+            interval=interval,
             visible=seen(gate.max_pairs),
             num_pairs=len(column),
             slower=bool(slower[index]),
@@ -115,6 +113,37 @@ def _shifts(results: Results, gate: ReferenceGate, look: Look, flips: bool) -> d
             p_slower=None if p_slower is None else float(p_slower[index]),
         )
     return found
+
+
+def _estimate(column: NDArray[np.float64]) -> tuple[float, Interval]:
+    """Return Hodges and Lehmann's estimate with its interval.
+
+    Five pairs are too few for one without any assumption: there it is Student's.
+    """
+    from scipy.stats import t
+
+    from headway.stats import pairs as arithmetic
+
+    found = arithmetic.hodges_lehmann(column, CONFIDENCE)
+    change, low, high = found
+    if low is None or high is None:
+        n = len(column)
+        half = float(t.ppf((1 + CONFIDENCE) / 2, n - 1) * column.std(ddof=1) / math.sqrt(n))
+        low, high = float(column.mean()) - half, float(column.mean()) + half
+    return change, (low, high)
+
+
+def _visible(sd: float, alpha: float, margin: float, family: int) -> Callable[[int], float]:
+    """Return what change so many pairs would find: a multiple of the spread beyond the margin."""
+    return lambda num_pairs: margin + sd * _reach(num_pairs, alpha, family)
+
+
+@functools.cache
+def _reach(num_pairs: int, alpha: float, family: int) -> float:
+    from headway.stats import pairs as arithmetic
+
+    found = arithmetic.visible(1.0, num_pairs, alpha=alpha, power=POWER, family=family)
+    return math.inf if found is None else found
 
 
 def _finding(
@@ -157,11 +186,14 @@ def _verdict(gate: ReferenceGate, shift: Shift, spent: str | None) -> tuple[Verd
         return "IMPROVEMENT", ""
     if spent is not None:
         return "INCONCLUSIVE", f"; budget: {spent}{_would_decide(gate, shift)}"
-    high = shift.interval[1]
-    if high is not None and high < math.log1p(gate.finds):
+    finds, high = math.log1p(gate.finds), shift.interval[1]
+    if high is not None and high < finds:
         return "PASS", ""
-    if shift.visible is not None and shift.visible <= math.log1p(gate.finds):
-        return "PASS", f"; a change of {math.expm1(shift.visible):.1%} would have shown"
+    would_show = shift.visible is not None and shift.visible <= finds
+    if would_show and shift.change < math.log1p(gate.margin):
+        return "PASS", f"; a change of {math.expm1(shift.visible or 0.0):.1%} would have shown"
+    if would_show:
+        return "INCONCLUSIVE", "; beyond the margin, and not beyond chance"
     seen = "" if shift.visible is None else f" less than {math.expm1(shift.visible):.1%}"
     limit = f"; with at most {gate.max_pairs} pairs it cannot see{seen}"
     return "INCONCLUSIVE", limit + _would_decide(gate, shift)

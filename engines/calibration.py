@@ -7,9 +7,9 @@ ready, with the kernels and their sizes, or why it is not. It ends when stdin cl
 readings it waits for a line and takes no CPU, and nothing of its work lasts beyond its answer.
 
 What serving tokens is made of: `matmul` (prefill), `copy` (decode, bound by memory), `launch` (the
-host's work per operation) and `python` (the step loop). Each takes the best of some repetitions: a
-single interruption does not show, what lasts does. Sizes follow from the number of cores and the
-size of the last cache alone, never from how fast anything was.
+host's work per operation) and `python` (the step loop). Each is taken from the faster of several
+rounds: a single interruption does not show, what lasts does. Sizes follow from the number of cores
+and the size of the last cache alone, never from how fast anything was.
 
 On the CPU it needs numpy and holds twice the copied memory, 256 MiB as a rule (1 GiB at most); a
 reading takes a quarter of a second on two cores. On a GPU it needs torch and holds twice the copied
@@ -60,10 +60,11 @@ class Kernel:
 def read(
     kernels: Sequence[Kernel], clock: Callable[[], float] = time.perf_counter
 ) -> dict[str, float]:
-    """Return the seconds of each kernel: the middle of `ROUNDS` rounds, after one to warm up.
+    """Return the seconds of each kernel: the second fastest of five rounds, after one to warm up.
 
-    The kernels take turns: what disturbs the machine for a few hundredths of a second meets each
-    kernel once or twice, and no kernel most of the time.
+    The kernels take turns: what disturbs the machine for a few hundredths of a second meets no
+    kernel more than once or twice. Up to three slow rounds do not show, nor does one that was
+    lucky: the fastest copy of all was 10 to 30 % faster than usual, now and then.
     """
     taken: dict[str, list[float]] = {kernel.name: [] for kernel in kernels}
     for _ in range(1 + ROUNDS):
@@ -71,7 +72,7 @@ def read(
             started = clock()
             kernel.work()
             taken[kernel.name].append(clock() - started)
-    return {name: sorted(seconds[1:])[ROUNDS // 2] for name, seconds in taken.items()}
+    return {name: sorted(seconds[1:])[1] for name, seconds in taken.items()}
 
 
 class Crew:

@@ -14,15 +14,16 @@ INSTRUMENT = ROOT / "src" / "headway"
 # A module imports only from the rows above its own. A package is one module here: its parts may
 # import each other. `headway` itself holds the version and nothing else.
 LAYERS = [
-    {"headway", "core", "codec", "installer"},
+    {"headway", "core", "codec", "installer", "atomic"},
     {"workload", "arrivals", "stats", "roofline", "fingerprint", "lockfile", "tables"},
     {"sse", "transport", "suite", "metrics", "engines", "perf_tests", "calibration"},
     {"loadgen", "validity", "telemetry", "results", "baseline", "source"},
     {"correctness", "pairs", "history", "decisions"},
     {"verdict", "night"},
-    {"report", "proposal", "environment", "workspace"},
-    {"outlook", "versus"},
-    {"plugin"},
+    {"report", "anchor", "environment", "workspace"},
+    {"outlook", "versus", "proposal"},
+    {"plugin", "upkeep"},
+    {"baseline_cli"},
     {"cli"},
 ]
 LAYER = {module: number for number, row in enumerate(LAYERS) for module in row}

@@ -19,7 +19,6 @@ sys.path[0] = str(Path(__file__).resolve().parent.parent)
 from detectors import real_tools, record, recordings, table, work  # noqa: E402
 from detectors.injections import INJECTIONS  # noqa: E402
 from detectors.noise import PRESETS  # noqa: E402
-from detectors.scores import row  # noqa: E402
 from headway.installer import EnvironmentFailed  # noqa: E402
 
 NIGHTS = 300
@@ -45,14 +44,8 @@ def main(argv: Sequence[str]) -> int:
     except recordings.RecordingError as error:
         sys.stderr.write(f"detectors: {error}\n")
         return 2
-    rows = []
-    for preset in given.presets:
-        for name in given.detectors:
-            own = {key[2]: t for key, t in counted.tallies.items() if key[:2] == (name, preset)}
-            scores = row(name, work.DETECTORS[name].sensitivity, preset, own)
-            why = counted.missing.get((name, preset))
-            rows.append(scores | ({"not_run": why} if why is not None else {}))
-    sys.stdout.write(table.render(rows, counted.missing))
+    rows = work.rows(counted, given.detectors, given.presets)
+    sys.stdout.write(table.render(rows))
     done = {"benchmark": "detbench", "seed": given.seed, "nights": nights, "rows": rows}
     done["seconds"] = round(time.monotonic() - started, 1)
     sys.stdout.write(json.dumps(done, allow_nan=False) + "\n")

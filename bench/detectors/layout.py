@@ -130,7 +130,9 @@ class Series(Protocol):
     Any night can be asked for, in any order and as often as wanted: it is always the same one.
     """
 
-    layout: Layout
+    @property
+    def layout(self) -> Layout:
+        """The cells."""
 
     def night(self, number: int) -> Night:
         """Return a night from its beginning."""
@@ -138,6 +140,9 @@ class Series(Protocol):
 
 class Conditions(Protocol):
     """What nights are drawn from: a noise preset, or a recording of real ones."""
+
+    def __hash__(self) -> int:
+        """Draws are kept by what they are drawn from."""
 
     @property
     def name(self) -> str:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from detectors.detector import NightOutcome, NotAvailable
+from detectors.detector import Detector, NightOutcome, NotAvailable
 from detectors.injections import CANDIDATE, REFERENCE, Injection
 from detectors.layout import Conditions, Layout, Night
 from detectors.simulated import SimulatedLab
@@ -73,6 +73,12 @@ class HeadwayReference:
                         outcome(conditions.layout, loaded, judged, episode, number, lab, pairs)
                     )
         return outcomes
+
+
+OURS: dict[str, Detector] = {
+    f"headway_reference {sensitivity}": HeadwayReference(sensitivity)
+    for sensitivity in suite.SENSITIVITIES
+}
 
 
 def measured(
@@ -160,7 +166,6 @@ def _suite(layout: Layout, reference: str | None = None, launches: int = 3) -> S
         return suite.load(path)
 
 
-@functools.cache
 def _other_prompts(loaded: Suite) -> Suite:
     """Return the suite with prompts of another length: another workload."""
     workloads = tuple(

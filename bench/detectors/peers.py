@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from scipy import stats
@@ -17,9 +18,12 @@ from scipy import stats
 from detectors.detector import NightOutcome
 from detectors.episodes import PAST_LAUNCHES, Past, episode
 from detectors.injections import Injection
-from detectors.layout import GATED, HIGHER_IS_BETTER, TAIL, Array, Conditions, Layout
+from detectors.layout import GATED, HIGHER_IS_BETTER, TAIL, Array, Conditions, Layout, Mask
 
-Signs = np.ndarray
+# The family of the rules.
+RULES = "rules"
+# +1 slower, -1 faster, 0 neither: [case, metric].
+Signs = np.ndarray[Any, np.dtype[np.int_]]
 Rule = Callable[[Past, Array, Layout], Signs]
 
 
@@ -36,7 +40,7 @@ class Peer:
     metrics: tuple[str, ...] = GATED
     used: Callable[[Past, Array, Layout], float] | None = None
     sensitivity: str | None = None
-    family: str = "peers"
+    family: str = RULES
     most: int | None = None
 
     def run(
@@ -76,7 +80,13 @@ def _beyond(layout: Layout, share: float) -> Array:
     A throughput that is lower by 5 % is worse by −log(0.95), a latency longer by 5 % by log(1.05).
     """
     higher = np.array([name in HIGHER_IS_BETTER for name in layout.metrics])
-    return np.where(higher, -np.log1p(-share), np.log1p(share))
+    limits: Array = np.where(higher, -np.log1p(-share), np.log1p(share))
+    return limits
+
+
+def _signs(slower: Mask, faster: Mask | None = None) -> Signs:
+    signs: Signs = slower.astype(int)
+    return signs if faster is None else signs - faster
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +102,7 @@ class Fixed:
     def __call__(self, past: Past, tonight: Array, layout: Layout) -> Signs:
         """Judge tonight's one run."""
         worse = tonight[0] - past.anchor[0]
-        return (worse > _beyond(layout, self.share)).astype(int)
+        return _signs(worse > _beyond(layout, self.share))
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +126,7 @@ class TensorRtLlm:
         sums = np.cumsum(np.concatenate([np.zeros_like(daily[:1]), daily]), axis=0)
         smooth = (sums[self.trailing :] - sums[: -self.trailing]) / self.trailing
         baseline = np.percentile(smooth, 5, axis=0)
-        return (tonight[0] - baseline > _beyond(layout, self.share)).astype(int)
+        return _signs(tonight[0] - baseline > _beyond(layout, self.share))
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,16 +146,17 @@ class SgLang:
         """Judge each case by its second try, where the first failed."""
         fails = self._fails(past, tonight, layout)
         again = fails[0][:, layout.mask(GATED)[0]].any(axis=1)
-        return (fails[1] & again[:, None]).astype(int)
+        return _signs(fails[1] & again[:, None])
 
     def used(self, past: Past, tonight: Array, layout: Layout) -> float:
         """Count launches: the first, and as much of a second as cases asked for it."""
         fails = self._fails(past, tonight, layout)
         return 1.0 + float(fails[0][:, layout.mask(GATED)[0]].any(axis=1).mean())
 
-    def _fails(self, past: Past, tonight: Array, layout: Layout) -> np.ndarray:
+    def _fails(self, past: Past, tonight: Array, layout: Layout) -> Mask:
         constant = np.median(past.first_launches[: self.nights], axis=0)
-        return tonight[:2] - constant > _beyond(layout, self.share)
+        fails: Mask = tonight[:2] - constant > _beyond(layout, self.share)
+        return fails
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,9 +188,9 @@ class Conbench:
         mean = residual.sum(axis=0) / num
         spread = np.sqrt((np.where(usable, residual - mean, 0.0) ** 2).sum(axis=0) / (num - 1))
         z = (tonight[:PAST_LAUNCHES].min(axis=0) - sums[-1] / counts[-1]) / spread
-        return (z > self.threshold).astype(int) - (z < -self.threshold)
+        return _signs(z > self.threshold, z < -self.threshold)
 
-    def _outliers(self, best: Array) -> np.ndarray:
+    def _outliers(self, best: Array) -> Mask:
         jumps = np.diff(best, axis=0)
         low, high = np.quantile(jumps, (0.05, 0.95), axis=0)
         ordinary = np.where((jumps >= low) & (jumps <= high), jumps, np.nan)
@@ -203,7 +214,8 @@ class Benchstat:
         """Judge tonight's launches against the anchor's."""
         p = stats.mannwhitneyu(tonight, past.anchor, axis=0, method="exact").pvalue
         shift = np.median(tonight, axis=0) - np.median(past.anchor, axis=0)
-        return np.where(p < self.alpha, np.sign(shift), 0).astype(int)
+        differs = p < self.alpha
+        return _signs(differs & (shift > 0), differs & (shift < 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +235,8 @@ class RustcPerf:
         steps = np.abs(np.expm1(np.diff(first[-self.deltas - 1 :], axis=0)))
         low, high = np.percentile(steps, (25, 75), axis=0)
         step = np.expm1(tonight[0] - first[-1])
-        return np.where(np.abs(step) >= high + 3 * (high - low), np.sign(step), 0).astype(int)
+        fence = high + 3 * (high - low)
+        return _signs(step >= fence, step <= -fence)
 
 
 _SGLANG = SgLang()

@@ -90,7 +90,9 @@ class PytestBenchmark:
             done = _session(Path(folder), tonight, "--benchmark-compare", limit)
         names = frozenset(match["name"] for match in FAILED.finditer(done.stderr))
         if done.returncode != (1 if names else 0):
-            raise RuntimeError(f"pytest-benchmark ended with {done.returncode}: {done.stderr[-500:]}")
+            raise RuntimeError(
+                f"pytest-benchmark ended with {done.returncode}: {done.stderr[-500:]}"
+            )
         return names
 
 
@@ -146,7 +148,9 @@ class Otava:
             drawn = list(episode(conditions, injection, seed, number, PAST_LAUNCHES))
             before = np.median(drawn[0][0].nights[-self.nights :], axis=1)
             tonight = [np.median(now, axis=0)[None] for _, now in drawn]
-            series += [np.concatenate([before, *tonight[:night]]) for night in range(len(drawn) + 1)]
+            series += [
+                np.concatenate([before, *tonight[:night]]) for night in range(len(drawn) + 1)
+            ]
         found = iter(change_points(python, series, layout))
         outcomes = []
         for number in range(num_nights):
@@ -174,7 +178,7 @@ Points = Mapping[tuple[int, int], Sequence[tuple[int, float]]]
 
 
 def change_points(python: Path, series: Iterable[Array], layout: Layout) -> list[Points]:
-    """Return Otava's change points (index, relative change) of [night, case, metric] log badness."""
+    """Return Otava's change points (index, relative change) of [night, case, metric]."""
     cells = [tuple(map(int, cell)) for cell in np.argwhere(layout.mask(layout.gated))]
     lines = [
         json.dumps({f"{c}.{m}": np.exp(values[:, c, m]).tolist() for c, m in cells})

@@ -35,7 +35,9 @@ def main(argv: Sequence[str]) -> int:
     """Write a recording; return 0, or 2 with one clear message on stderr."""
     parser = argparse.ArgumentParser(prog="python bench/detectors record", description=__doc__)
     parser.add_argument("reports", type=Path, help="a folder of nights: */journal.jsonl")
-    parser.add_argument("--name", required=True, help="of the file below bench/detectors/recordings")
+    parser.add_argument(
+        "--name", required=True, help="of the file below bench/detectors/recordings"
+    )
     parser.add_argument("--suite", help="only nights of this suite; needed if there are several")
     parser.add_argument("--instances", nargs="+", metavar="NAME", help="only these engines")
     parser.add_argument("--out", type=Path, default=FOLDER, help="another folder to write it to")
@@ -77,7 +79,9 @@ def finished(reports: Path, suite: str | None) -> Iterable[Results]:
             both = f"{first.suite.name} and {results.suite.name}"
             raise RecordingError(f"{reports} has nights of {both}: choose with --suite")
         if first is not None and results.machine != first.machine:
-            raise RecordingError(f"{reports} has nights of two machines: {path.parent.name} differs")
+            raise RecordingError(
+                f"{reports} has nights of two machines: {path.parent.name} differs"
+            )
         first = first or results
         yield results
     if first is None:
@@ -106,7 +110,9 @@ def recorded(
     gated = tuple(suite.baseline.metrics)
     tail = all(_value(run, TAIL) is not None for results in nights for run in results.runs)
     columns = (*gated, *((TAIL,) if tail and TAIL not in gated else ()))
-    kernels = tuple(sorted({k for n in nights for run in n.runs for c in run.calibration for k in c}))
+    kernels = tuple(
+        sorted({k for n in nights for run in n.runs for c in run.calibration for k in c})
+    )
     left_out: Counter[str] = Counter()
     kept = []
     for results in nights:

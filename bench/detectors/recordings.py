@@ -14,7 +14,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -227,7 +226,9 @@ def _logs(file: File) -> tuple[tuple[Array, Array, Array], ...]:
     known = [file.kernels.index(name) for name in KERNELS if name in file.kernels]
     usable = len(known) == len(KERNELS)
     signs = np.array([1.0 if file.better[name] == "lower" else -1.0 for name in file.metrics])
-    values, before, after = [], [], []
+    values: list[Array] = []
+    before: list[Array] = []
+    after: list[Array] = []
     for night in file.nights:
         values.append(signs * np.log([launch.values for launch in night.launches]))
         none = np.empty((len(night.launches), len(file.cases), 0))
@@ -237,7 +238,5 @@ def _logs(file: File) -> tuple[tuple[Array, Array, Array], ...]:
     middle = np.median(np.concatenate(values), axis=0)
     usual = np.median(np.concatenate([*before, *after]), axis=(0, 1)) if usable else 0.0
     return tuple(
-        (v - middle, b - usual, a - usual)
-        for v, b, a in zip(values, before, after, strict=True)
+        (v - middle, b - usual, a - usual) for v, b, a in zip(values, before, after, strict=True)
     )
-

@@ -128,7 +128,7 @@ def interval(count: int, total: int) -> tuple[float, float] | None:
     if not total:
         return None
     bounds = stats.binomtest(count, total).proportion_ci(LEVEL, "exact")
-    return float(bounds.low), float(bounds.high)
+    return round(float(bounds.low), 4), round(float(bounds.high), 4)
 
 
 def upper(count: int, total: int) -> float | None:
@@ -165,9 +165,7 @@ def row(
         scores[f"found_{name}_interval"] = interval(found.found, found.episodes)
         scores[f"found_{name}_in_3_nights"] = _share(found.found_in_3, found.episodes)
         scores[f"cells_found_{name}"] = _share(found.cells, found.gated)
-    scores["scenarios"] = {
-        name: _scenario(tallies[name]) for name in SCENARIOS if name in tallies
-    }
+    scores["scenarios"] = {name: _scenario(tallies[name]) for name in SCENARIOS if name in tallies}
     return scores
 
 

@@ -12,25 +12,29 @@ from rich.table import Table
 
 from detectors.scores import SCENARIOS
 
-WIDTH = 118
+WIDTH = 132
+HEADS = {"improvement": "improve-\nment"}
 
 
-def render(rows: Sequence[Mapping[str, Any]], missing: Mapping[tuple[str, str], str]) -> str:
+def render(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return two tables per preset: sizes of slowdowns, then everything else."""
     out = io.StringIO()
     console = Console(file=out, width=WIDTH, no_color=True, markup=False, highlight=False)
     for preset in dict.fromkeys(row["preset"] for row in rows):
         own = [row for row in rows if row["preset"] == preset]
-        console.print(_sizes(preset, own, missing))
+        console.print(_sizes(preset, [row for row in own if "not_run" not in row]))
         if any(row["scenarios"] for row in own):
             console.print(_scenarios(preset, own))
+        for row in own:
+            if "not_run" in row:
+                console.print(f"{row['detector']}: {row['not_run']}")
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
 
 
-def _sizes(
-    preset: str, rows: Sequence[Mapping[str, Any]], missing: Mapping[tuple[str, str], str]
-) -> Table:
-    table = Table(title=f"{preset}: alarms", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
+def _sizes(preset: str, rows: Sequence[Mapping[str, Any]]) -> Table:
+    table = Table(
+        title=f"{preset}: alarms", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1)
+    )
     table.add_column("detector", no_wrap=True)
     table.add_column("set to")
     columns = (
@@ -49,10 +53,6 @@ def _sizes(
     for column in columns:
         table.add_column(column, justify="right", no_wrap=True)
     for row in rows:
-        why = missing.get((row["detector"], preset))
-        if why is not None:
-            table.add_row(row["detector"], why.split(" (")[0])
-            continue
         cant = (row["inconclusive_share"] or 0.0) + (row["invalid_share"] or 0.0)
         table.add_row(
             row["detector"],
@@ -71,14 +71,14 @@ def _sizes(
 
 def _scenarios(preset: str, rows: Sequence[Mapping[str, Any]]) -> Table:
     table = Table(
-        title=f"{preset}: episodes in which what should be said was said, and nothing false",
+        title=f"{preset}: how often the right thing was said",
         title_justify="left",
         box=box.SIMPLE_HEAD,
         padding=(0, 1),
     )
     table.add_column("detector", no_wrap=True)
     for name in SCENARIOS:
-        table.add_column(name.replace("_", "\n"), justify="right", no_wrap=True)
+        table.add_column(HEADS.get(name, name.replace("_", "\n")), justify="right", no_wrap=True)
     for row in rows:
         said = [row["scenarios"].get(name, {}).get("right") for name in SCENARIOS]
         if any(share is not None for share in said):

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import concurrent.futures
+import itertools
+import math
 import multiprocessing
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from detectors import recordings
 from detectors.detector import Detector, NotAvailable
 from detectors.injections import INJECTIONS, NONE
 from detectors.layout import Conditions
 from detectors.noise import PRESETS
-from detectors.peers import PEERS
+from detectors.ours import OURS
+from detectors.peers import PEERS, RULES
 from detectors.real_tools import TOOLS
-from detectors.scores import Tally, tally
+from detectors.scores import Tally, row, tally
 
-# Every detector, by name. All are frozen and can be sent to another process.
-DETECTORS: dict[str, Detector] = {**PEERS, **TOOLS}
+# Every detector by its label: its name, with what it is set to where there are several of it.
+DETECTORS: dict[str, Detector] = {**OURS, **PEERS, **TOOLS}
 CHUNK = 20
 Key = tuple[str, str, str]
 
@@ -49,21 +53,26 @@ class Job:
 
 @dataclass(slots=True)
 class Counted:
-    """What was counted, by (detector, preset, injection), and what could not be run, and why."""
+    """What was counted, by (label, preset, injection), and what could not be run, and why.
+
+    `seconds` is what it took, in one process.
+    """
 
     tallies: dict[Key, Tally] = field(default_factory=dict)
     missing: dict[tuple[str, str], str] = field(default_factory=dict)
+    seconds: float = 0.0
 
     def add(self, other: Counted) -> None:
         """Add the counts of another piece of work."""
         for key, counts in other.tallies.items():
             self.tallies[key] = self.tallies.get(key, Tally()) + counts
         self.missing |= other.missing
+        self.seconds += other.seconds
 
 
 def do(job: Job) -> Counted:
     """Do one piece of work."""
-    drawn, counted = conditions(job.preset), Counted()
+    started, drawn, counted = time.monotonic(), conditions(job.preset), Counted()
     # Chunks that follow each other get seeds that do not.
     seed = job.seed * 1_000_003 + job.first
     for name in job.injections:
@@ -83,6 +92,7 @@ def do(job: Job) -> Counted:
                 counted.missing[one, job.preset] = str(error)
                 continue
             counted.tallies[one, job.preset, name] = tally(outcomes, injection, drawn.layout)
+    counted.seconds = time.monotonic() - started
     return counted
 
 
@@ -92,64 +102,101 @@ def jobs(
     injections: Sequence[str],
     seed: int,
     num_nights: int,
-) -> Iterator[Job]:
-    """Yield all work in rounds of a chunk, so that what is done so far is even over all rows."""
+) -> dict[str, Iterator[Job]]:
+    """Return the work of each family, in rounds of a chunk, so that its rows come equally far."""
     families: dict[str, list[str]] = {}
-    for name in detectors:
-        families.setdefault(DETECTORS[name].family, []).append(name)
-    for first in range(0, num_nights, CHUNK):
-        count = min(CHUNK, num_nights - first)
-        for preset in presets:
-            for family in families.values():
-                yield Job(tuple(family), preset, tuple(injections), seed, first, count)
+    for label in detectors:
+        families.setdefault(DETECTORS[label].family, []).append(label)
+
+    def of(family: str) -> Iterator[Job]:
+        # The rules take less time than what is drawn for them, the others far more.
+        some = [tuple(injections)] if family == RULES else [(one,) for one in injections]
+        for first in range(0, num_nights, CHUNK):
+            count = min(CHUNK, num_nights - first)
+            for names, preset in itertools.product(some, presets):
+                yield Job(tuple(families[family]), preset, names, seed, first, count)
+
+    return {family: of(family) for family in families}
+
+
+@dataclass(slots=True)
+class Queue:
+    """Work still to be begun: next comes the family that has had the least time."""
+
+    todo: dict[str, Iterator[Job]]
+    until: float
+    spent: dict[str, float] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Nothing was begun."""
+        self.spent = dict.fromkeys(self.todo, 0.0)
+
+    def next(self) -> Job | None:
+        """Return what to begin; None when there is nothing left, or no time."""
+        while self.todo and time.monotonic() < self.until:
+            family = min(self.todo, key=self.spent.__getitem__)
+            job = next(self.todo[family], None)
+            if job is not None:
+                self.spent[family] += 1e-3  # what is under way counts a little
+                return job
+            del self.todo[family]
+        return None
 
 
 def run(
-    todo: Iterator[Job],
+    todo: dict[str, Iterator[Job]],
     processes: int,
     seconds: float | None = None,
     say: Callable[[str], object] = lambda text: None,
 ) -> Counted:
-    """Do all work, or what can be begun within some seconds; at least one chunk of each row.
+    """Do all work, or what can be begun within some seconds.
 
     Processes are spawned: what a fork would share, libraries' threads above all, is not shared.
     """
-    counted, started, done = Counted(), time.monotonic(), 0
-
-    def goes_on(job: Job) -> bool:
-        return job.first == 0 or seconds is None or time.monotonic() - started < seconds
+    counted, started = Counted(), time.monotonic()
+    queue = Queue(todo, started + (math.inf if seconds is None else seconds))
 
     def note(job: Job, result: Counted) -> None:
-        nonlocal done
         counted.add(result)
-        done += 1
-        nights = job.first + job.num_nights
-        taken = time.monotonic() - started
-        say(f"{taken:6.0f} s  {job.preset}: {', '.join(job.detectors)}: {nights} nights\n")
+        family = DETECTORS[job.detectors[0]].family
+        queue.spent[family] += result.seconds
+        nights, taken = job.first + job.num_nights, time.monotonic() - started
+        injections = job.injections[0] if len(job.injections) == 1 else "all"
+        say(f"{taken:6.0f} s  {job.preset} {family} {injections}: {nights} nights\n")
 
     if processes == 1:
-        for job in todo:
-            if goes_on(job):
-                note(job, do(job))
+        while (job := queue.next()) is not None:
+            note(job, do(job))
         return counted
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(processes, mp_context=context) as pool:
         waiting: dict[concurrent.futures.Future[Counted], Job] = {}
-        for job in todo:
-            if not goes_on(job):
-                break
-            waiting[pool.submit(do, job)] = job
-            # No more than the processes need: what was submitted cannot be left out any more.
-            while len(waiting) > 2 * processes:
-                _collect(waiting, note)
-        while waiting:
-            _collect(waiting, note)
-    return counted
+        while True:
+            # Only what can start at once: what was submitted cannot be left out any more.
+            while len(waiting) < processes and (job := queue.next()) is not None:
+                waiting[pool.submit(do, job)] = job
+            if not waiting:
+                return counted
+            first = concurrent.futures.FIRST_COMPLETED
+            for future in concurrent.futures.wait(waiting, return_when=first).done:
+                note(waiting.pop(future), future.result())
 
 
-def _collect(
-    waiting: dict[concurrent.futures.Future[Counted], Job], note: Callable[[Job, Counted], None]
-) -> None:
-    first = concurrent.futures.FIRST_COMPLETED
-    for future in concurrent.futures.wait(waiting, return_when=first).done:
-        note(waiting.pop(future), future.result())
+def rows(
+    counted: Counted, detectors: Sequence[str], presets: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Return the scores, a row per detector and preset; `not_run` says why there are none."""
+    made = []
+    for preset, label in itertools.product(presets, detectors):
+        own = {
+            injection: counts
+            for (one, under, injection), counts in counted.tallies.items()
+            if (one, under) == (label, preset)
+        }
+        detector = DETECTORS[label]
+        scores = row(detector.name, detector.sensitivity, preset, own)
+        why = counted.missing.get((label, preset))
+        if why is not None or not own:
+            scores["not_run"] = why or "there was no time for it"
+        made.append(scores)
+    return made

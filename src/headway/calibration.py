@@ -22,7 +22,7 @@ MIN_WIDTH = 0.03
 MADS = 4
 # A night's readings are judged by the latest of them, so that a machine that changed for good is
 # "otherwise" again after half as many; that tonight differs from other nights, `shifted` says.
-RECENT = 24
+RECENT = 32
 NAMES = {
     "matmul": "matrix product",
     "copy": "memory copy",

@@ -110,13 +110,8 @@ def _add_reading(add: Add) -> None:
 
 
 def _add_keeping(add: Add) -> None:
-    baselines = add("baseline", _no_action, "Propose stored baselines.")
-    actions = baselines.add_subparsers(metavar="ACTION", required=True)
-    sub = actions.add_parser("propose", help="write a patch that adds a night to the baselines")
-    sub.set_defaults(command=propose)
-    sub.add_argument("run", type=Path, help="folder of the night")
-    sub.add_argument("--baselines", type=Path, default=Path("baselines"), metavar="DIR")
-
+    baselines = add("baseline", _no_action, "What results are compared with.")
+    baseline_cli.add_to(baselines.add_subparsers(metavar="ACTION", required=True))
     add("init", init, "Write suites, baselines and reports of your own into this folder.")
 
 
@@ -131,7 +126,7 @@ def _add_common(sub: argparse.ArgumentParser, engine: bool = True) -> None:
 
 
 def _no_action(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
-    raise UsageFailure("baseline needs an action: propose")
+    raise UsageFailure("baseline needs an action")
 
 
 def run(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
@@ -265,24 +260,6 @@ def _document(path: Path) -> dict[str, Any]:
         return read_document(text, str(file))
     except ReportError as error:
         raise UsageFailure(str(error)) from error
-
-
-def propose(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
-    """`headway baseline propose RUN`: write baseline.patch beside the journal."""
-    from headway import baseline, night, proposal
-
-    try:
-        _, results = night.read(arguments.run)
-        changes, lines = proposal.propose(results, arguments.baselines)
-        text = baseline.patch(changes, Path())
-    except (night.JournalError, baseline.BaselineError) as error:
-        raise UsageFailure(str(error)) from error
-    if not changes:
-        raise UsageFailure(f"{arguments.run}: there is nothing to propose: {'; '.join(lines)}")
-    path = arguments.run / "baseline.patch"
-    path.write_text(text, encoding="utf-8")
-    sys.stdout.write("\n".join(lines) + f"\n\nreview it, then:  git apply {path}\n")
-    return GOOD
 
 
 def init(arguments: argparse.Namespace, rest: Sequence[str]) -> int:

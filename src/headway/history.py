@@ -2,20 +2,28 @@
 
 `HEADWAY_HOME/history/DEVICE/SUITE/NIGHT.json`. A night's file is written whole and moved into its
 place, so that neither a crash nor another writer can tear it; a night that is resumed replaces its
-own file and nobody else's. A checkout may be wiped: what recorded so far is still here.
+own file and nobody else's. A checkout may be wiped: what was recorded so far is still here.
 
 Schema history: 1 (2026-11) first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Any
 
-from headway.baseline import Baseline
+from headway import atomic, codec
+from headway.baseline import Baseline, Stored
 from headway.core import Case
+from headway.fingerprint import Treatment, slug
 
 SCHEMA = 1
+# As many of the newest nights are read: a year of them, or what a busy suite does in a month.
+MAX_NIGHTS = 400
 
 
 class HistoryError(RuntimeError):
@@ -24,15 +32,20 @@ class HistoryError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class CellNight:
-    """What a night said of one cell: its verdict, and what the record of it is good for.
+    """What a night said of one cell, before anything that people decided about it.
 
-    `sound` says that the sample may become part of a baseline: nothing was wrong with it but what
-    the baseline itself says. `suspected` says that the baseline gate suspected it.
+    `gates` holds each gate's verdict, `effects` by how much worse it found the cell. `sound` says
+    that the sample may become part of a baseline: nothing is wrong with it but what the baseline
+    itself says. `suspected` says that the baseline gate suspected it. `reason` is the worst
+    finding's, empty for a cell that passed.
     """
 
     verdict: str
-    sound: bool
+    gates: Mapping[str, str] = field(default_factory=dict)
+    effects: Mapping[str, float] = field(default_factory=dict)
+    sound: bool = False
     suspected: bool = False
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +59,10 @@ class CaseNight:
 
 @dataclass(frozen=True, slots=True)
 class NightRecord:
-    """One night of one suite on one device. `started_at` is UTC, so that it sorts as text."""
+    """One night of one suite on one device. `started_at` is UTC, so that it sorts as text.
+
+    `minutes` is what measuring took; `calibration` holds the night's median of each kernel.
+    """
 
     schema: int
     night: str
@@ -60,3 +76,132 @@ class NightRecord:
     def of(self, case: Case) -> CaseNight | None:
         """Return what this night holds of a case; None for nothing."""
         return next((found for found in self.cases if found.case == case), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """One earlier night of one cell: a value per launch, and what the night said of it."""
+
+    night: str
+    started_at: str
+    samples: tuple[Stored, ...]
+    calibration: Mapping[str, float]
+    treatment: Treatment
+    cell: CellNight
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        """The samples' values."""
+        return tuple(sample.value for sample in self.samples)
+
+    @property
+    def day(self) -> date:
+        """The day on which the night began."""
+        return day_of(self.started_at)
+
+
+def day_of(started_at: str) -> date:
+    """Return the day of a night's UTC time stamp."""
+    return date.fromisoformat(started_at[:10])
+
+
+def earlier(
+    records: Sequence[NightRecord],
+    case: Case,
+    metric: str,
+    identity: Mapping[str, str],
+    environment: Mapping[str, str],
+) -> tuple[Past, ...]:
+    """Return the nights in which the same thing was measured on the same machine, oldest first."""
+    found = []
+    for record in records:
+        night = record.of(case)
+        if night is None or metric not in night.sample.cells:
+            continue
+        sample = night.sample
+        if (sample.identity, sample.environment) != (identity, environment):
+            continue
+        samples, cell = sample.cells[metric].samples, night.cells.get(metric)
+        if samples and cell is not None:
+            seconds, engine = record.calibration, sample.treatment
+            found.append(Past(record.night, record.started_at, samples, seconds, engine, cell))
+    return tuple(found)
+
+
+def folder_of(home: Path, device: str, suite: str) -> Path:
+    """Return the folder of a suite's nights on a device."""
+    return home / "history" / slug(device) / slug(suite)
+
+
+def save(home: Path, record: NightRecord) -> Path:
+    """Write a night's file, in place of an earlier one of the same night; raises HistoryError."""
+    path = folder_of(home, record.device, record.suite) / f"{slug(record.night)}.json"
+    text = json.dumps(codec.encode(record), sort_keys=True, ensure_ascii=False) + "\n"
+    try:
+        atomic.write_text(path, text)
+    except OSError as error:
+        raise HistoryError(
+            f"{path} cannot be written: {error.strerror}; this night will not count towards a "
+            "baseline"
+        ) from error
+    return path
+
+
+def load(home: Path, device: str, suite: str) -> tuple[tuple[NightRecord, ...], tuple[str, ...]]:
+    """Return the newest nights of a suite on a device, oldest first, and why any was skipped."""
+    # A night's name begins with when it began, so that the newest can be told by their names.
+    paths = sorted(folder_of(home, device, suite).glob("*.json"))[-MAX_NIGHTS:]
+    records, skipped = _read_all(paths)
+    same = [r for r in records if (r.device, r.suite) == (device, suite)]
+    return tuple(sorted(same, key=lambda r: (r.started_at, r.night))), tuple(skipped)
+
+
+def devices(home: Path, suite: str) -> tuple[str, ...]:
+    """Return the devices on which a suite has nights."""
+    found = []
+    for folder in sorted((home / "history").glob(f"*/{slug(suite)}")):
+        records, _ = _read_all(sorted(folder.glob("*.json"))[-1:])
+        found += [record.device for record in records]
+    return tuple(found)
+
+
+def newest(home: Path) -> Iterator[NightRecord]:
+    """Give the nights of all suites and devices, the newest first."""
+    paths = (home / "history").glob("*/*/*.json")
+    records, _ = _read_all(sorted(paths, key=lambda path: path.name)[-MAX_NIGHTS:])
+    yield from sorted(records, key=lambda r: (r.started_at, r.night), reverse=True)
+
+
+def minutes_in_month(home: Path, device: str, month: str) -> float:
+    """Return the minutes that all suites' nights took on a device in a month, `2026-11`."""
+    begins = datetime.strptime(month, "%Y-%m").replace(tzinfo=UTC).timestamp()
+    paths = [
+        path
+        for path in (home / "history" / slug(device)).glob("*/*.json")
+        # A file is never older than its night: the others need not be read.
+        if path.stat().st_mtime >= begins
+    ]
+    records, _ = _read_all(sorted(paths))
+    return sum(r.minutes for r in records if r.device == device and r.started_at[:7] == month)
+
+
+def _read_all(paths: Sequence[Path]) -> tuple[list[NightRecord], list[str]]:
+    records, skipped = [], []
+    for path in paths:
+        try:
+            records.append(_read(path))
+        except (OSError, ValueError) as error:  # JSON's, the codec's and the decoder's are its kind
+            skipped.append(f"{path} is skipped: {error}")
+    return records, skipped
+
+
+def _read(path: Path) -> NightRecord:
+    data: Any = json.loads(path.read_text(encoding="utf-8"))
+    schema = data.get("schema") if isinstance(data, dict) else None
+    if isinstance(schema, int) and schema > SCHEMA:
+        raise ValueError(f"it has schema {schema}, this Headway reads {SCHEMA}: upgrade Headway")
+    if schema != SCHEMA:
+        raise ValueError(f"it has schema {schema!r}, this Headway reads {SCHEMA}")
+    record: NightRecord = codec.decode(NightRecord, data, "night")
+    day_of(record.started_at)
+    return record

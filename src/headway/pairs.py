@@ -183,6 +183,7 @@ def second_look(results: Results, candidate: str) -> Look | None:
 def extension(results: Results) -> dict[str, tuple[Case, ...]]:
     """Return the cases, of each instance, that need more pairs: suspects and one control each.
 
+    Suspects either way: a gate that looks again only at what is slower never sees what got faster.
     The control is the case whose cells moved least: what moves it too is not the level's doing.
     """
     gate = results.suite.reference
@@ -209,9 +210,11 @@ def _suspects(results: Results, candidate: str) -> list[Case]:
         return []
     margin, size = math.log1p(gate.margin), len(family(results.suite, candidate))
     table, (early, _) = seen.table(), alphas(results.suite)
-    beyond = arithmetic.far_beyond(table, margin, alpha=early, family=size)
-    doubtful = arithmetic.suspicious(table, margin)
-    if beyond.any():
+    sides = (table, -table)
+    beyond = [arithmetic.far_beyond(one, margin, alpha=early, family=size) for one in sides]
+    doubt = max(margin, math.log1p(gate.finds) / 2)
+    doubtful = arithmetic.suspicious(table, doubt) | arithmetic.suspicious(-table, doubt)
+    if np.any(beyond):
         return []  # it is decided
     cases = list(dict.fromkeys(case for case, _ in seen.cells))
     suspects = {case for (case, _), doubt in zip(seen.cells, doubtful, strict=True) if doubt}

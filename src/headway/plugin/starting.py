@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from headway import environment, night, source
+from headway import environment, history, night, source
 from headway.core import Case
 from headway.fingerprint import find_device, read_machine
 from headway.night import Night, Screen
@@ -107,6 +108,7 @@ def _begin(
         stack.callback(lab.close)
         return lab
 
+    month = datetime.now(UTC).strftime("%Y-%m")
     started = night.begin(
         suite,
         machine,
@@ -114,6 +116,7 @@ def _begin(
         Path(option("headway_reports")),
         make_lab,
         screen=screen,
+        month_minutes=history.minutes_in_month(home, machine.device, month),
         commits={name: one.short for name, one in sources.items()},
         fresh=option("headway_fresh"),
     )

@@ -11,7 +11,17 @@ from typing import Any
 import pytest
 
 import headway
-from headway import baseline, environment, night, outlook, pairs, suite, verdict
+from headway import (
+    baseline,
+    environment,
+    history,
+    night,
+    outlook,
+    pairs,
+    proposal,
+    suite,
+    verdict,
+)
 from headway.core import Case
 from headway.night import Night
 from headway.plugin import files, starting
@@ -60,8 +70,10 @@ class State:
     levels: tuple[str, ...]
     cases: frozenset[Case] = frozenset()
     failures: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     folder: Path | None = None
     _night: Night | None = None
+    _memory: verdict.Memory | None = None
     _cells: dict[tuple[Case, str], Judged] = field(default_factory=dict)
     _judged_from: Results | None = None
     _document: dict[str, Any] | None = None
@@ -189,14 +201,22 @@ class State:
         """Return every cell by (case, metric); judged anew whenever there are new results."""
         results = self.results
         if self._judged_from is not results:
-            cells = verdict.judge(results, verdict.Memory(self._baseline))
+            cells = verdict.judge(results, self.memory())
             self._cells = {(cell.case, cell.metric): cell for cell in cells}
             self._judged_from = results
         return self._cells
 
-    def _baseline(self, case: Case) -> baseline.Baseline | None:
-        root = Path(self.config.getoption("headway_baselines"))
-        return baseline.load(baseline.path_of(root, self.results.machine.device, case))
+    def memory(self) -> verdict.Memory:
+        """What is known besides tonight; read once a session."""
+        if self._memory is None:
+            device, name = self.results.machine.device, self.suite.name
+            home, root = (
+                environment.default_home(),
+                Path(self.config.getoption("headway_baselines")),
+            )
+            self._memory, skipped = verdict.recall(home, root, device, name)
+            self.notes += skipped
+        return self._memory
 
     def missing(self, instance: str) -> tuple[list[str], list[str]]:
         """Return one sentence per expected case of an instance that has no Run.
@@ -229,9 +249,25 @@ class State:
                 self._night.finish()
         if self.folder is not None and self.results.expected:
             files.write_reports(self.folder, self.document())
+            self._remember()
         cannot_tell = {"INVALID", *verdict.WAITS}
         only_those = self.failures and set(self.failures) <= cannot_tell
         return 3 if exitstatus == 1 and only_those else exitstatus
+
+    def _remember(self) -> None:
+        """Keep tonight for later nights, and propose the baselines that are ready."""
+        if self._night is None:
+            return
+        results, folder = self.results, self._night.folder
+        record = verdict.record_of(results, tuple(self._cells.values()), self._night.minutes())
+        nights = (*self.memory().before(results), record)
+        root = Path(self.config.getoption("headway_baselines"))
+        try:
+            history.save(environment.default_home(), record)
+            said = proposal.write_patch(folder, proposal.propose(self.suite, nights, root))
+        except (history.HistoryError, baseline.BaselineError) as error:
+            said = str(error)
+        self.notes += [] if said is None else [said]
 
     def document(self) -> dict[str, Any]:
         """Return report.json's content; made once for what is known."""
@@ -259,7 +295,7 @@ class State:
 
         width = reporter._tw.fullwidth
         text = terminal(self.document(), width, reporter._tw.hasmarkup, str(self.folder))
-        return f"{text}\n{self.folder}\n"
+        return "\n".join([text, *self.notes, f"{self.folder}", ""])
 
     def close(self) -> None:
         """Give the device back, and keep JUnit's file with its night."""

@@ -35,8 +35,7 @@ Answers = NDArray[np.bool_]
 LEAST_SD = 5e-4
 # Into how many equal parts a distribution is cut to average over it.
 GRID = 2000
-# A cell goes on when its estimate reaches this share of the margin. Half of it finds no more and
-# takes more pairs (see `suspicious`).
+# A cell goes on when its estimate reaches this share of the margin.
 SUSPICION = 1.0
 
 
@@ -59,7 +58,11 @@ def far_beyond(d: ArrayLike, margin: float, *, alpha: float, family: int) -> Ans
 def suspicious(d: ArrayLike, margin: float, *, share: float = SUSPICION) -> Answers:
     """Return which cells a first look leaves in doubt: estimated at `share` of the margin or more.
 
-    Loose on purpose: a false suspicion costs pairs, a missed one costs the finding.
+    Loose on purpose: a false suspicion costs pairs, a missed one the finding. The estimate is
+    Hodges and Lehmann's, which one contended launch of five does not carry off. On a simulated
+    shared machine a cell that is 2 points beyond the margin passes 98 times in 100 or more.
+    Unchanged suites of 24 cells do in 8 of 100 nights with a margin of 2 %, 44 with 1 %, 72 with
+    0.5 %; at half the share in 45, 75 and 84, and no more of what could be found was.
     """
     d = np.asarray(d, dtype=float)
     empty = np.isnan(d).all(axis=0)
@@ -80,8 +83,9 @@ def visible(
     """Return the change that is found with probability `power`; None from fewer than two pairs.
 
     `sd` is that of one pair's difference. The gate is taken for Student's t against `margin` at
-    `alpha` over the family by Bonferroni: what `far_beyond` is; for cells that hang together and
-    for noise with bursts `max_t` sees a little less than this.
+    `alpha` over the family by Bonferroni, as `far_beyond` is. `max_t` needs some more with
+    few pairs (0.7 instead of 0.8 with 12 in plain normal noise), less where the sd is a few bursts,
+    and finds nothing with fewer pairs than log2(1 / alpha), whatever this says.
     """
     if pairs < 2:
         return None

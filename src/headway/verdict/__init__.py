@@ -22,7 +22,8 @@ from headway.verdict.finding import (
     worst,
 )
 from headway.verdict.judging import applicable, judge, judge_cell, judge_equality
-from headway.verdict.memory import Load, Memory, day_of
+from headway.verdict.memory import Load, Memory, day_of, recall
+from headway.verdict.record import MUST_HOLD, record_of
 from headway.verdict.stored import against
 from headway.verdict.subject import identity_of, treatment_of
 
@@ -30,6 +31,7 @@ __all__ = [
     "ALL_WORDS",
     "EQUALITY",
     "FAILS",
+    "MUST_HOLD",
     "ORDER",
     "WAITS",
     "WATCHED",
@@ -49,6 +51,8 @@ __all__ = [
     "judge",
     "judge_cell",
     "judge_equality",
+    "recall",
+    "record_of",
     "shown",
     "treatment_of",
     "worst",

@@ -58,7 +58,9 @@ class Finding:
     value, may reach; `visible` is the smallest change this gate could have seen; `interval` holds
     the change's confidence bounds, None in it for a side without one. None where it does not apply.
     `due` says that a cell that still records was armed before.
-    `explanation` is what a person needs beside the reason, one line each.
+    `explanation` is what a person needs beside the reason, one line each. `suspected` says that
+    the baseline gate waits for more nights to believe a slowdown. `was` is the verdict before
+    people's decisions, where they changed it.
     """
 
     case: Case
@@ -76,6 +78,8 @@ class Finding:
     interval: Interval | None = None
     due: bool = False
     explanation: tuple[str, ...] = ()
+    suspected: bool = False
+    was: Verdict | None = None
 
     @property
     def message(self) -> str:

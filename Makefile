@@ -2,9 +2,10 @@
 # make test    all set-up, then the tests
 # make lint    ruff and mypy
 # make prove   the suite smoke over 20 seeds, and with slowdowns planted: a quarter of an hour
+# make bench-detectors  our gates and others' on simulated nights (docs/detectors.md; ARGS="--seconds 60")
 # Set-up needs Python 3.11 or later (PYTHON=/path/to/python to choose one) and a package index.
 
-.PHONY: perf test prove lint format setup tools python wheel wheel-check clean
+.PHONY: perf test prove bench-detectors lint format setup tools python wheel wheel-check clean
 .DEFAULT_GOAL := help
 
 NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
@@ -32,6 +33,9 @@ test: setup
 
 prove: setup
 	.venv/bin/python tests/prove.py $(ARGS)
+
+bench-detectors: setup
+	.venv/bin/python bench/detectors $(ARGS)
 
 lint: tools
 	.venv/bin/ruff check

@@ -5,9 +5,12 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 
 from headway import baseline, correctness, metrics, verdict
+from headway.calibration import MIN_READINGS, night_medians
 from headway.core import (
+    Calibration,
     Case,
     EngineInfo,
     LaunchRecord,
@@ -19,7 +22,9 @@ from headway.core import (
     TokenEvent,
     Verification,
 )
+from headway.decisions import Decision
 from headway.fingerprint import Machine
+from headway.history import NightRecord
 from headway.results import ModelFacts, Results
 from headway.suite import ALWAYS, BaselineGate, Budget, Instance, Limit, Suite, Workload
 from headway.workload import Prompts
@@ -29,6 +34,8 @@ OUTPUT_TOKENS = 16
 PROMPT_TOKENS = 32
 # What the client and the protocol add to each event.
 PROTOCOL_S = 0.0005
+# What the calibration kernels take on the machine of these nights.
+KERNELS = {"matmul": 0.020, "copy": 0.030, "launch": 0.005, "python": 0.008}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -166,8 +173,15 @@ def make_night(
     seed: int = 0,
     device: str = "Test CPU x2",
     revision: str = "r1",
+    started_at: str = "2026-11-30T00:00:00Z",
+    kernels: Mapping[str, float] | None = None,
+    os: str = "Linux 6 x86_64",
 ) -> Results:
-    """Return a finished, verified night. `spread` is the noise of a launch, as a log-sd."""
+    """Return a finished, verified night. `spread` is the noise of a launch, as a log-sd.
+
+    `kernels` is what the calibration kernels took, all night long; empty for none.
+    """
+    kernels = KERNELS if kernels is None else kernels
     speeds = speeds if speeds is not None else {"a": Speed(), "b": Speed()}
     suite = suite or make_suite(tuple(speeds))
     draw = random.Random(seed)
@@ -186,8 +200,8 @@ def make_night(
     results = Results(
         night=night,
         suite=suite,
-        machine=Machine(device, "Test CPU", 2, 2**33, "Linux 6 x86_64"),
-        started_at="2026-11-30T00:00:00Z",
+        machine=Machine(device, "Test CPU", 2, 2**33, os),
+        started_at=started_at,
         finished=True,
         models={model: ModelFacts(model, revision, 64)},
         expected=tuple(expected),
@@ -195,6 +209,7 @@ def make_night(
         runs=tuple(runs),
         launches=tuple(launches),
         steps=tuple(steps),
+        calibrations=(Calibration(started_at, kernels),) * (MIN_READINGS if kernels else 0),
     )
     return verified(results)
 
@@ -220,8 +235,20 @@ def verified(results: Results, **faults: float) -> Results:
     return dataclasses.replace(results, verifications=made)
 
 
-def judge(results: Results, load: verdict.Load = lambda case: None) -> tuple[verdict.Judged, ...]:
-    return verdict.judge(results, verdict.Memory(load))
+def judge(
+    results: Results, load: verdict.Load = lambda case: None, **memory: object
+) -> tuple[verdict.Judged, ...]:
+    return verdict.judge(results, verdict.Memory(load, **memory))
+
+
+def recorded(
+    nights: Sequence[Results], load: verdict.Load = lambda case: None
+) -> tuple[NightRecord, ...]:
+    """Return what the history holds after those nights, each judged knowing the ones before."""
+    records: tuple[NightRecord, ...] = ()
+    for results in nights:
+        records += (verdict.record_of(results, judge(results, load, nights=records)),)
+    return records
 
 
 def cell(
@@ -253,15 +280,38 @@ def baseline_of(nights: Sequence[Results], case: Case) -> baseline.Baseline:
             results.machine.environment(),
             verdict.treatment_of(results, case.instance),
             cells,
+            {
+                results.night: baseline.NightFacts(
+                    results.started_at, night_medians(results.readings())
+                )
+            },
         )
         stored = baseline.merge(stored, new)
     assert stored is not None
     return stored
 
 
-def baseline_nights(count: int = 5, spread: float = 0.005, **changes: object) -> list[Results]:
-    """Return nights of the default suite, two launches each."""
+def baseline_nights(
+    count: int = 5, spread: float = 0.005, first: int = 1, **changes: object
+) -> list[Results]:
+    """Return nights of the default suite, two launches each, one a day of November."""
     return [
-        make_night(night=f"2026-11-{day + 1:02}", spread=spread, seed=100 + day, **changes)
-        for day in range(count)
+        dated(day, spread=spread, seed=100 + day, **changes) for day in range(first, first + count)
     ]
+
+
+def dated(day: int, speeds: Mapping[str, Speed] | None = None, **changes: object) -> Results:
+    """Return the night of a day, counted from the last of October."""
+    at = datetime(2026, 10, 31, tzinfo=UTC) + timedelta(days=day)
+    name, started_at = f"{at:%Y-%m-%d}", f"{at:%Y-%m-%dT%H:%M:%SZ}"
+    return make_night(speeds, night=name, started_at=started_at, **changes)
+
+
+def decision(kind: str, case: str, effect: float | None = None, **changes: object) -> Decision:
+    """Return what people decided of every gated cell of a pattern of cases, for half a year."""
+    cell = f"{case}:*"
+    effects = {} if effect is None else {cell: effect}
+    made = Decision(
+        1, kind, cell, "it is meant to be so", "2026-11-01", "2027-04-30", None, effects
+    )
+    return dataclasses.replace(made, **changes)

@@ -3,15 +3,20 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import random
+import shlex
 import subprocess
-from pathlib import Path
+import sys
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import binom
 
-from headway import baseline, metrics, proposal
+from headway import baseline, codec, metrics
 from headway.core import Case
-from headway.fingerprint import slug
-from headway.suite import BaselineGate, Limit, SuiteError, load
+from headway.fingerprint import Treatment, slug
+from headway.suite import SuiteError, load
 
 CASE = Case("b", "fake", "w32_16", "c4")
 
@@ -78,8 +83,12 @@ def test_case_27_a_missing_unit_is_refused(stored, tmp_path):
         ("", "is not a baseline"),
         ("{", "is not a baseline"),
         ("[]", "has schema None"),
-        ('{"schema": 2}', "has schema 2; this Headway reads 1"),
+        ('{"schema": 3}', "has schema 3; this Headway reads up to 2: upgrade Headway"),
+        ('{"schema": true}', "has schema True; this Headway reads 1 to 2"),
+        ('{"schema": 2}', r"baseline\.identity is missing"),
         ('{"schema": 1}', r"baseline\.identity is missing"),
+        ('{"schema": 1, "nights": {}}', "nights is not known in schema 1"),
+        ('{"schema": 2, "schema": 2}', "'schema' stands twice in one table"),
     ],
 )
 def test_a_broken_or_foreign_file_is_one_sentence(tmp_path, text, message):
@@ -104,13 +113,14 @@ def test_bytes_that_are_no_text_are_refused(tmp_path):
         baseline.load(tmp_path / "b.json")
 
 
-def test_merge_adds_a_night_and_replaces_the_same_one(factory):
+def test_merge_adds_a_night_and_the_same_one_only_once(factory):
     nights = factory.baseline_nights(3)
     stored = factory.baseline_of(nights, CASE)
     assert stored.cells["ttft_p50"].num_nights == 3
     assert len(stored.cells["ttft_p50"].samples) == 6
     again = baseline.merge(stored, factory.baseline_of(nights[2:], CASE))
-    assert again.cells["ttft_p50"].samples == stored.cells["ttft_p50"].samples
+    assert again == stored
+    assert baseline.merge(None, stored) == stored
 
 
 @pytest.mark.parametrize("field", ["identity", "environment"])
@@ -118,8 +128,9 @@ def test_a_new_epoch_drops_what_was_measured_in_the_old_one(factory, field):
     first, second = factory.baseline_nights(2)
     old = factory.baseline_of([first], CASE)
     other = dataclasses.replace(old, **{field: {**getattr(old, field), "cpu": "another"}})
-    merged = baseline.merge(other, factory.baseline_of([second], CASE))
-    assert {s.night for s in merged.cells["ttft_p50"].samples} == {second.night}
+    new = factory.baseline_of([second], CASE)
+    for merged in (baseline.merge(other, new), baseline.merge(new, other)):
+        assert {s.night for s in merged.cells["ttft_p50"].samples} == {second.night}
 
 
 def git(folder, *arguments):
@@ -198,112 +209,209 @@ def test_case_28_an_address_in_an_engine_s_name_is_refused(tmp_path):
         load(path)
 
 
-@pytest.fixture
-def repository(tmp_path, monkeypatch):
-    """A git repository with a folder `some where` in it, which is the current one."""
-    git(tmp_path, "init", "-q")
-    folder = tmp_path / "some where"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    return tmp_path
-
-
-@pytest.mark.parametrize("root", ["baselines", "deep/er/base lines", "./baselines", "{here}/b"])
-def test_the_patch_applies_where_it_was_made_for_any_folder_of_baselines(factory, repository, root):
-    """In a folder below the repository's top, for new files and for known ones."""
-    here = repository / "some where"
-    root = Path(root.format(here=here))
-    for count in (1, 2):
-        night = factory.baseline_nights(count)[-1]
-        changes, _ = proposal.propose(night, root)
-        assert len(changes) == 4
-        write(repository / "x.patch", baseline.patch(changes, Path()))
-        git(here, "apply", "../x.patch")
-        stored = baseline.load(baseline.path_of(root, night.machine.device, CASE))
-        assert stored.cells["ttft_p50"].num_nights == count
-
-
-def test_baselines_above_the_current_folder_are_refused(factory, repository):
-    changes, _ = proposal.propose(factory.make_night(), Path("../baselines"))
-    with pytest.raises(baseline.BaselineError, match=r"not below .*start in a folder above"):
-        baseline.patch(changes, Path())
-
-
-def proposed(night, root):
-    """Return the metrics proposed per case name, and the lines."""
-    changes, lines = proposal.propose(night, root)
-    cells = {path.name.split("-fake")[0]: json.loads(new)["cells"] for path, _, new in changes}
-    return {name: set(found) for name, found in cells.items()}, lines
-
-
-GATED = set(BaselineGate().metrics)
-
-
-def test_what_failed_its_limit_is_left_out_by_name(factory, tmp_path):
-    limits = (Limit("ttft_p50", engine="b", over="a", max=1.05),)
-    speeds = {"a": factory.Speed(), "b": factory.Speed(slower=0.2)}
-    night = factory.make_night(speeds, suite=factory.make_suite(limits=limits))
-    found, lines = proposed(night, tmp_path)
-    assert found["a-w32_16-c4"] == GATED
-    assert found["b-w32_16-c4"] == GATED - {"ttft_p50"}
-    (line,) = [line for line in lines if line.startswith("b-w32_16-c4")]
-    assert "2 launches over 1 nights; left out: ttft_p50 (LIMIT: 1.200 of a's" in line
-
-
-def store(night, root):
-    for path, _, new in proposal.propose(night, root)[0]:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(new, encoding="utf-8")
-
-
-def test_a_regression_never_becomes_the_standard(factory, tmp_path):
-    for night in factory.baseline_nights():
-        store(night, tmp_path)
-    slow = factory.make_night({"a": factory.Speed(), "b": factory.Speed(slower=0.2)}, night="slow")
-    found, lines = proposed(slow, tmp_path)
-    assert {name[0] for name in found} == {"a"}
-    (line,) = [line for line in lines if line.startswith("b-w32_16-c4")]
-    assert line.startswith("b-w32_16-c4: not proposed; left out: output_throughput (REGRESSION: ")
-    # Whoever wants it deletes the file, and starts anew.
-    baseline.path_of(tmp_path, slow.machine.device, CASE).unlink()
-    assert proposed(slow, tmp_path)[0]["b-w32_16-c4"] == GATED
-
-
-def test_another_thing_is_never_mixed_into_what_is_stored(factory, tmp_path):
-    store(factory.make_night(), tmp_path)
-    found, lines = proposed(factory.make_night(night="n2", revision="r2"), tmp_path)
-    assert not found
-    assert all("INCOMPATIBLE: another thing was measured: revision: r1 → r2" in x for x in lines)
-
-
-def test_an_engine_that_fails_miscounts_or_is_wrong_is_not_proposed_at_all(factory, tmp_path):
-    speeds = {"a": factory.Speed(), "b": factory.Speed(fails=1, salt=1)}
-    found, lines = proposed(factory.make_night(speeds), tmp_path)
-    assert {name[0] for name in found} == {"a"}
-    assert any("b-w32_16-c4: not proposed, LIMIT b-w32_16-c4 success_rate" in x for x in lines)
-    wrong = factory.verified(factory.make_night(speeds), first_wrong=1)
-    assert {name[0] for name in proposed(wrong, tmp_path)[0]} <= {"a"}
-    night = factory.make_night()
-    miscounted = tuple(
-        dataclasses.replace(
-            run, records=tuple(dataclasses.replace(r, prompt_tokens=1) for r in run.records)
-        )
-        if run.case == CASE
-        else run
-        for run in night.runs
-    )
-    found, lines = proposed(dataclasses.replace(night, runs=miscounted), tmp_path)
-    assert set(found) == {"a-w32_16-c1", "a-w32_16-c4", "b-w32_16-c1"}
-    assert any("b-w32_16-c4: not proposed, LIMIT b-w32_16-c4 token_accuracy" in x for x in lines)
-
-
-def test_a_launch_that_is_missing_is_not_proposed(factory, tmp_path):
-    night = factory.make_night()
-    runs = tuple(r for r in night.runs if (r.case, r.launch) != (CASE, 1))
-    found, lines = proposed(dataclasses.replace(night, runs=runs), tmp_path)
-    assert "b-w32_16-c4" not in found
-    assert any("b-w32_16-c4: not proposed, MISSING" in line for line in lines)
-
-
 def test_a_unit_of_every_metric_may_be_stored():
     assert {metric.unit for metric in metrics.ALL.values()} <= set(baseline.UNITS)
+
+
+def test_a_sample_is_a_line_and_so_is_what_is_known_of_a_night(stored):
+    lines = baseline.dump(stored).splitlines()
+    samples = [json.loads(line.strip().rstrip(",")) for line in lines if '"value":' in line]
+    cells = stored.cells.values()
+    assert len(samples) == sum(len(cell.samples) for cell in cells) == 12
+    assert all(set(sample) == {"launch", "night", "value"} for sample in samples)
+    kernels = [line for line in lines if '"calibration":' in line]
+    assert len(kernels) == 2
+    assert json.loads(baseline.dump(stored)) == json.loads(json.dumps(codec.encode(stored)))
+
+
+def as_schema_1(stored):
+    data = codec.encode(stored)
+    del data["nights"]
+    return json.dumps(data | {"schema": 1})
+
+
+def test_schema_1_is_still_read_and_gates(stored, tmp_path):
+    old = baseline.load(write(tmp_path / "b.json", as_schema_1(stored)))
+    assert old.cells == stored.cells
+    assert not old.nights
+    assert baseline.parse(baseline.dump(old), "again") == old
+    assert '"schema": 2' in baseline.dump(old)
+    # What the newer file knows of a night is kept when the two are merged.
+    assert baseline.merge(old, stored).nights == baseline.merge(stored, old).nights == stored.nights
+
+
+def test_case_24_the_same_launch_twice_is_an_error(stored, tmp_path):
+    def edit(data):
+        samples = data["cells"]["ttft_p50"]["samples"]
+        samples.append(dict(samples[0]))
+
+    path = write(tmp_path / "b.json", edited(stored, edit))
+    with pytest.raises(baseline.BaselineError, match=r"holds launch 1 of night .* 2 times"):
+        baseline.load(path)
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, math.inf])
+def test_a_calibration_that_takes_no_time_is_refused(stored, tmp_path, seconds):
+    def edit(data):
+        next(iter(data["nights"].values()))["calibration"]["matmul"] = seconds
+
+    path = write(tmp_path / "b.json", edited(stored, edit))
+    with pytest.raises(baseline.BaselineError, match="takes no time"):
+        baseline.load(path)
+
+
+VALUES = st.floats(0.01, 10.0)
+# Both sides know the same value of the same launch, unless a test says otherwise.
+TRUTH = st.fixed_dictionaries(
+    {(m, n, k): VALUES for m in "ab" for n in ("n1", "n2") for k in (1, 2)}
+)
+
+
+@st.composite
+def sides(draw):
+    """Three files: what two branches began with and what each made of it."""
+    truth = draw(TRUTH)
+    chosen = [draw(st.sets(st.sampled_from(sorted(truth)))) for _ in range(3)]
+    return [of_samples({key: truth[key] for key in keys}) for keys in chosen]
+
+
+def of_samples(samples):
+    cells = {}
+    for (metric, night, launch), value in sorted(samples.items()):
+        cells.setdefault(metric, []).append(baseline.Stored(night, launch, value))
+    nights = {night: baseline.NightFacts(f"2026-11-0{night[1]}") for _, night, _ in samples}
+    return baseline.Baseline(
+        baseline.SCHEMA,
+        {"instance": "x"},
+        {"cpu": "y"},
+        Treatment("fake", "1"),
+        {metric: baseline.Cell("s", "lower", tuple(found)) for metric, found in cells.items()},
+        dict(sorted(nights.items())),
+    )
+
+
+def keys_of(stored):
+    return {(m, s.night, s.launch) for m, cell in stored.cells.items() for s in cell.samples}
+
+
+@given(sides())
+def test_merging_is_a_union_whichever_side_comes_first(three):
+    a, b, c = three
+    merged = baseline.merge(a, b)
+    assert merged == baseline.merge(b, a)
+    assert keys_of(merged) == keys_of(a) | keys_of(b)
+    assert baseline.merge(merged, a) == merged
+    assert baseline.merge(baseline.merge(a, b), c) == baseline.merge(a, baseline.merge(b, c))
+    assert baseline.parse(baseline.dump(merged), "merged") == merged
+
+
+@given(sides())
+def test_with_what_both_began_with_what_either_dropped_stays_dropped(three):
+    base, a, b = three
+    merged = baseline.merge(a, b, base)
+    assert merged == baseline.merge(b, a, base)
+    both, either, old = (
+        keys_of(a) & keys_of(b),
+        keys_of(a) | keys_of(b),
+        keys_of(base),
+    )
+    assert keys_of(merged) == both | (either - old)
+
+
+@given(sides(), st.booleans())
+def test_one_launch_with_two_values_is_one_clear_error(three, flip):
+    _, a, b = three
+    samples = dict.fromkeys(keys_of(a) & keys_of(b), 1.0)
+    if not samples:
+        return
+    key = sorted(samples)[0]
+    one, other = of_samples(samples), of_samples({**samples, key: 2.0})
+    with pytest.raises(
+        baseline.BaselineError, match=r"is [12] in one and [12] in the other"
+    ) as told:
+        baseline.merge(*((one, other) if flip else (other, one)))
+    assert key[0] in str(told.value)
+    assert "\n" not in str(told.value)
+
+
+def test_two_epochs_of_the_same_night_and_two_units_cannot_be_merged(stored):
+    other = dataclasses.replace(stored, environment={"cpu": "another"})
+    with pytest.raises(baseline.BaselineError, match="neither is the newer"):
+        baseline.merge(stored, other)
+    with pytest.raises(baseline.BaselineError, match="newest night is the same one"):
+        baseline.merge(stored, dataclasses.replace(stored, treatment=Treatment("fake", "2")))
+    cell = dataclasses.replace(stored.cells["ttft_p50"], unit="1")
+    odd = dataclasses.replace(stored, cells={**stored.cells, "ttft_p50": cell})
+    with pytest.raises(baseline.BaselineError, match="ttft_p50 has two units"):
+        baseline.merge(stored, odd)
+
+
+def test_the_treatment_is_that_of_the_newest_night(factory):
+    first, second = factory.baseline_nights(2)
+    old = factory.baseline_of([first], CASE)
+    new = dataclasses.replace(
+        factory.baseline_of([second], CASE), treatment=Treatment("fake", "2.0")
+    )
+    assert baseline.merge(old, new).treatment == baseline.merge(new, old).treatment
+    assert baseline.merge(old, new).treatment.version == "2.0"
+
+
+def nights_of(*medians):
+    return [[value * 0.99, value, value * 1.01] for value in medians]
+
+
+def test_halves_that_lie_apart_disagree_and_noise_does_not():
+    steady = [1.0, 1.01, 0.99, 1.0, 1.01, 0.99]
+    assert not baseline.halves(nights_of(*steady), 0.03).disagree
+    step = [1.0, 1.01, 0.99, 1.10, 1.11, 1.09]
+    found = baseline.halves(nights_of(*step), 0.03)
+    assert found.disagree
+    assert found.change == pytest.approx(0.10, abs=0.005)
+    # Their own spread explains as much, or it is no more than is granted.
+    assert not baseline.halves(nights_of(0.8, 1.1, 0.9, 1.2, 0.95, 1.15), 0.03).disagree
+    assert not baseline.halves(nights_of(1.0, 1.0, 1.0, 1.02, 1.02, 1.02), 0.03).disagree
+    creep = [1.0, 1.04, 1.08, 1.12, 1.16, 1.20, 1.24, 1.28, 1.32, 1.36]
+    assert baseline.halves(nights_of(*creep), 0.03).disagree
+    assert baseline.halves(nights_of(1.0), 0.03) is None
+    assert not baseline.halves(nights_of(1.0, 2.0), 0.03).disagree
+
+
+def test_halves_that_are_alike_are_rarely_told_apart():
+    draw, refused, rounds = random.Random(3), 0, 1000
+    for _ in range(rounds):
+        nights = [[draw.lognormvariate(0, 0.03)] for _ in range(6)]
+        refused += baseline.halves(nights, 0.0).disagree
+    assert refused <= binom.ppf(0.999, rounds, baseline.HALVES)
+
+
+DRIVER = "merge.headway.driver"
+
+
+def test_git_merges_two_branches_with_it_as_its_driver(factory, tmp_path):
+    """Branches that accept different nights, and one that accepts a new standard."""
+    nights = factory.baseline_nights(4)
+    path = tmp_path / "baselines" / "d" / "b.json"
+    path.parent.mkdir(parents=True)
+    command = [sys.executable, "-c", "import sys; from headway.cli import main; sys.exit(main())"]
+    git(tmp_path, "init", "-q", "-b", "main")
+    driver = f"{shlex.join(command)} baseline merge %A %B --base %O"
+    git(tmp_path, "config", DRIVER, driver)
+    write(tmp_path / ".gitattributes", "baselines/**/*.json merge=headway\n")
+
+    def commit(branch, stored):
+        write(path, baseline.dump(stored))
+        git(tmp_path, "add", ".")
+        git(tmp_path, "commit", "-qm", branch)
+
+    commit("main", factory.baseline_of(nights[:2], CASE))
+    git(tmp_path, "checkout", "-qb", "one")
+    commit("one", factory.baseline_of(nights[:3], CASE))
+    git(tmp_path, "checkout", "-q", "main")
+    commit("two", factory.baseline_of([*nights[:2], nights[3]], CASE))
+    git(tmp_path, "merge", "-q", "--no-edit", "one")
+    assert baseline.load(path) == factory.baseline_of(nights, CASE)
+    git(tmp_path, "checkout", "-qb", "three", "HEAD~1")
+    commit("three", factory.baseline_of(nights[2:], CASE))
+    # Now both sides say something of night 4, and one of them dropped the first two.
+    git(tmp_path, "merge", "-q", "--no-edit", "one")
+    assert baseline.load(path) == factory.baseline_of(nights[2:], CASE)

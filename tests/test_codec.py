@@ -140,5 +140,7 @@ def test_results_has_no_part_that_this_file_forgot():
         "steps",
         "verifications",
         "generated",
+        "calibrations",
+        "commits",
     }
     assert {field.name for field in dataclasses.fields(Results)} == known

@@ -142,7 +142,7 @@ USAGE = [
     (("plan", "mimi"), "there is no suite 'mimi'"),
     (("gate", "nowhere"), "nowhere cannot be read"),
     (("compare", "nowhere", "nowhere"), "nowhere cannot be read"),
-    (("baseline", "propose", "nowhere"), "journal.jsonl cannot be read"),
+    (("baseline", "propose", "reports/nowhere"), "journal.jsonl cannot be read"),
 ]
 
 

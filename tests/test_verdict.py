@@ -10,8 +10,10 @@ from scipy.stats import binom
 
 from headway import baseline, correctness, metrics, verdict
 from headway.core import Case, RequestError, Slo, Verification
+from headway.stats.nights import ONE_NIGHT
 from headway.suite import BaselineGate, Limit
 from headway.verdict import Finding, Judged
+from headway.verdict.series import series_of
 from headway.verdict.stored import against_baseline
 from headway.workload import pair_key
 
@@ -285,7 +287,7 @@ def test_too_few_nights_are_still_recording(factory):
     stored = {case: factory.baseline_of(past, case) for case in past[0].suite.cases()}
     cell = factory.cell(factory.judge(factory.make_night(), stored.get), "b", "ttft_p50")
     assert cell.verdict == "RECORDING"
-    assert "4 of 10 launches, night 2 of 5" in cell.findings[0].reason
+    assert "6 of 10 launches, night 3 of 5" in cell.findings[0].reason
 
 
 def test_a_broken_baseline_file_is_incompatible_and_says_why(factory):
@@ -407,8 +409,8 @@ def judge_tonight(factory, tonight, cell, gate):
     return against_baseline(results, CASE, TTFT, tonight, verdict.Memory(lambda _: stored), gate)
 
 
-def test_launches_of_one_night_are_one_sample_so_false_alarms_stay_at_the_stated_rate(factory):
-    """5 nights of 2 launches, 3 % between nights and 1 % within: 1 in 100, not 1 in 20."""
+def test_launches_of_one_night_are_one_sample_so_false_alarms_stay_at_the_stated_rate():
+    """5 nights of 2 launches, 3 % between nights and 1 % within: 1 in 400, not 1 in 50."""
     draw, alarms, naive, rounds = random.Random(5), 0, 0, 2000
 
     def night():
@@ -418,13 +420,13 @@ def test_launches_of_one_night_are_one_sample_so_false_alarms_stay_at_the_stated
     gate = BaselineGate(tolerance=1e-9)  # the margin alone, not its floor
     for _ in range(rounds):
         nights, tonight = [night() for _ in range(5)], night()
-        medians = verdict.stored._night_medians(stored_nights(nights))
-        alarms += against(TTFT, tonight, medians, gate).verdict == "REGRESSION"
-        pooled = [value for values in nights for value in values]
-        naive += against(TTFT, tonight, pooled, gate).verdict == "REGRESSION"
-    # Nominally 1 in 100; 0.012 because the centre is a median, as above.
-    assert alarms <= binom.ppf(0.999, rounds, 0.012)
-    assert naive > binom.ppf(0.999, rounds, 0.012)
+        pooled = [[value] for values in nights for value in values]
+        for stored in (nights, pooled):
+            change = series_of(TTFT, stored_nights(stored), [tonight]).change(gate)
+            alarms += stored is nights and change.decisive
+            naive += stored is pooled and change.decisive
+    assert alarms <= binom.ppf(0.999, rounds, ONE_NIGHT)
+    assert naive > binom.ppf(0.999, rounds, ONE_NIGHT)
 
 
 def test_the_gate_counts_nights_and_says_so(factory):
@@ -432,11 +434,12 @@ def test_the_gate_counts_nights_and_says_so(factory):
     nights = stored_nights([(0.100, 0.102), (0.101, 0.103), (0.100, 0.101)])
     found = judge_tonight(factory, [0.101, 0.102], nights, gate)
     assert found.verdict == "PASS"
-    assert "(3 nights; margin" in found.reason
+    assert "(3 nights; 95% interval" in found.reason
 
 
 def test_one_night_can_show_no_spread_between_nights(factory):
     gate = BaselineGate(min_launches=2, min_nights=1)
     found = judge_tonight(factory, [0.2], stored_nights([(0.1, 0.1, 0.1)]), gate)
     assert found.verdict == "RECORDING"
-    assert "3 of 2 launches, night 1 of 2" in found.reason
+    found = judge_tonight(factory, [0.2, 0.2], baseline.Cell("s", "lower", ()), gate)
+    assert "2 of 2 launches, night 1 of 2" in found.reason

@@ -17,15 +17,16 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from detectors.detector import Detector, NightOutcome, NotAvailable
-from detectors.injections import CANDIDATE, REFERENCE, Injection
+from detectors.injections import CANDIDATE, NONE, REFERENCE, Injection
 from detectors.layout import Conditions, Layout, Night
 from detectors.simulated import SimulatedLab
-from headway import night, suite, verdict
+from headway import baseline, night, proposal, suite, verdict
 from headway.engines import fake
 from headway.fingerprint import Machine
+from headway.history import NightRecord
 from headway.results import ModelFacts, Results
 from headway.suite import Suite
-from headway.verdict import Judged
+from headway.verdict import Judged, Memory
 
 FIRST_NIGHT = datetime(2026, 1, 1, tzinfo=UTC)
 MODEL = ModelFacts("fake", "1", fake.VOCAB_SIZE, tuple(range(fake.FIRST_ID)))
@@ -75,9 +76,90 @@ class HeadwayReference:
         return outcomes
 
 
+@dataclass(frozen=True, slots=True)
+class HeadwayBaseline:
+    """The baseline gate: nights of three launches, recorded, proposed, accepted, then compared.
+
+    After `past` nights the anchor usually has its ten nights: those in which the machine was
+    another one do not count.
+    """
+
+    past: int = 16
+    most: int | None = 100
+
+    @property
+    def name(self) -> str:
+        """The name in tables."""
+        return "headway_baseline"
+
+    @property
+    def sensitivity(self) -> str | None:
+        """It has none: its own spread between nights says what it sees."""
+        return None
+
+    @property
+    def family(self) -> str:
+        """It draws whole pasts, and keeps them for every injection."""
+        return f"{self.name} {self.past}"
+
+    def run(
+        self, conditions: Conditions, injection: Injection, seed: int, num_nights: int
+    ) -> list[NightOutcome]:
+        """Judge each episode's nights one after the other, by what the nights before left."""
+        loaded = _suite(conditions.layout)
+        if conditions.launches is not None and conditions.launches < loaded.launches:
+            raise NotAvailable(f"needs {loaded.launches} launches, not {conditions.launches}")
+        outcomes = []
+        for episode in range(num_nights):
+            memory = _armed(conditions, seed, episode, self.past)
+            series = conditions.series((seed, episode), injection)
+            for number in range(injection.lasts):
+                drawn = series.night(number)
+                judged, record, lab = _remembered(loaded, conditions.layout, drawn, memory)
+                memory = replace(memory, nights=(*memory.nights, record))
+                outcomes.append(
+                    outcome(conditions.layout, loaded, judged, episode, number, lab, None)
+                )
+        return outcomes
+
+
+@functools.lru_cache(maxsize=64)
+def _armed(conditions: Conditions, seed: int, episode: int, past: int) -> Memory:
+    """Return what a clean past leaves: each proposal is accepted as soon as it is made."""
+    loaded, memory = _suite(conditions.layout), Memory()
+    series = conditions.series((seed, episode), NONE)
+    with _folder() as root:
+        for number in range(-past, 0):
+            drawn = series.night(number)
+            _, record, _ = _remembered(loaded, conditions.layout, drawn, memory)
+            nights = (*memory.nights, record)
+            proposed = proposal.propose(loaded, nights, root)
+            for path, _, text in proposed.changes:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text, encoding="utf-8")
+            known = {
+                case: baseline.load(baseline.path_of(root, "simulated", case))
+                for case in loaded.cases()
+            }
+            memory = Memory(known.get, nights)
+    return memory
+
+
+def _remembered(
+    loaded: Suite, layout: Layout, drawn: Night, memory: Memory
+) -> tuple[tuple[Judged, ...], NightRecord, SimulatedLab]:
+    with _folder() as folder:
+        results, lab = measured(loaded, layout, drawn, folder)
+    judged = verdict.judge(results, memory)
+    return judged, verdict.record_of(results, judged), lab
+
+
 OURS: dict[str, Detector] = {
-    f"headway_reference {sensitivity}": HeadwayReference(sensitivity)
-    for sensitivity in suite.SENSITIVITIES
+    **{
+        f"headway_reference {sensitivity}": HeadwayReference(sensitivity)
+        for sensitivity in suite.SENSITIVITIES
+    },
+    "headway_baseline": HeadwayBaseline(),
 }
 
 

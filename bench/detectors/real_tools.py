@@ -141,7 +141,7 @@ class Otava:
         """Judge episodes; see `Detector.run`."""
         layout = conditions.layout
         python = otava_folder() / "bin" / "python"
-        if not is_made(otava_folder(), OTAVA_KEY):
+        if not otava_made():
             raise NotAvailable("not installed (--install makes an environment for it)")
         series: list[Array] = []
         for number in range(num_nights):
@@ -157,12 +157,12 @@ class Otava:
             yesterday = next(found)
             for night in range(injection.lasts):
                 today = next(found)
-                signs = self._new(yesterday, today, layout)
+                signs = self.new(yesterday, today, layout)
                 outcomes.append(outcome(number, night, signs, layout, PAST_LAUNCHES))
                 yesterday = today
         return outcomes
 
-    def _new(self, yesterday: Points, today: Points, layout: Layout) -> Signs:
+    def new(self, yesterday: Points, today: Points, layout: Layout) -> Signs:
         """Return the direction of each cell's new change point, the latest one if there are two."""
         signs = np.zeros(layout.shape, int)
         for cell, points in today.items():
@@ -208,11 +208,16 @@ def otava_folder() -> Path:
     return default_home() / "detectors" / OTAVA.replace("==", "-")
 
 
+def otava_made() -> bool:
+    """Whether it is there, whole and of this version."""
+    return is_made(otava_folder(), OTAVA_KEY)
+
+
 def install(say: Callable[[str], object]) -> None:
     """Make Otava's environment, where it is not made; raises EnvironmentFailed."""
     folder = otava_folder()
     with locked(folder.parent / "lock", say):
-        if is_made(folder, OTAVA_KEY):
+        if otava_made():
             say(f"{OTAVA} is in {folder}\n")
             return
         say(f"installing {OTAVA} into {folder}: some 100 MB to download\n")

@@ -27,7 +27,7 @@ def render(rows: Sequence[Mapping[str, Any]]) -> str:
             console.print(_scenarios(preset, own))
         for row in own:
             if "not_run" in row:
-                console.print(f"{row['detector']}: {row['not_run']}")
+                console.print(f"{_label(row)}: {row['not_run']}")
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
 
 
@@ -82,8 +82,12 @@ def _scenarios(preset: str, rows: Sequence[Mapping[str, Any]]) -> Table:
     for row in rows:
         said = [row["scenarios"].get(name, {}).get("right") for name in SCENARIOS]
         if any(share is not None for share in said):
-            table.add_row(row["detector"], *map(_percent, said))
+            table.add_row(_label(row), *map(_percent, said))
     return table
+
+
+def _label(row: Mapping[str, Any]) -> str:
+    return f"{row['detector']} {row['sensitivity'] or ''}".rstrip()
 
 
 def _number(value: float | None, digits: int) -> str:

@@ -1,9 +1,10 @@
 """Which nights become what a cell is compared with: the rules, cell by cell.
 
-Sound nights only, on the present machine, and of those the newest. Where the engine under test
-changed in between, only the nights of the present one count if they are enough, else all of them:
-an engine that changes every night could never be armed otherwise. Earlier and later nights must
-agree within their spread; nights in which the machine was another one are left out.
+Sound nights only, on the present machine and with the present arguments, and of those the newest.
+Where the engine under test changed in between, only the nights of the present one count if they
+are enough, else all of them: an engine that changes every night could never be armed otherwise.
+Earlier and later nights must agree within their spread; nights in which the machine was another
+one are left out.
 """
 
 from __future__ import annotations
@@ -70,11 +71,15 @@ def arm(
     nights = sorted(everything.values(), key=lambda p: (p.started_at, p.night))
     sound = [p for p in nights if p.cell.sound and (since is None or p.started_at >= since)]
     sound = sound[-max(3 * MOST_NIGHTS, 2 * gate.min_launches) :]
-    alike = _alike(sound)
-    others = (
-        f", {len(sound) - len(alike)} left out: the machine was another"
-        if (len(sound) > len(alike))
-        else ""
+    asked = series.asked_alike(sound, nights[-1].treatment) if nights else ()
+    alike = _alike(asked)
+    others = "".join(
+        f", {count} left out: {what}"
+        for count, what in (
+            (len(sound) - len(asked), "the engine had other arguments"),
+            (len(asked) - len(alike), "the machine was another"),
+        )
+        if count
     )
     chosen, engines = _of_one_engine(alike, gate)
     chosen = _newest(chosen, gate)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -23,24 +24,46 @@ from headway import (
 )
 from headway.decisions import Decision, DecisionError
 from headway.fingerprint import find_device, read_machine
-from headway.history import NightRecord
 from headway.plugin.files import suite_folders
 from headway.suite import Suite
 
 GOOD, BAD, USAGE = 0, 1, 2
-Command = Callable[[argparse.Namespace, Sequence[str]], int]
+Command = Callable[[argparse.Namespace], int]
 
 
 class Refused(Exception):
     """What was asked for cannot be done; the message is one sentence."""
 
 
-def add_to(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register the actions of `headway baseline`."""
+def main(argv: Sequence[str]) -> int:
+    """Run one action; returns 0 good, 1 something is wrong, 2 usage."""
+    arguments = _parser().parse_args(argv)
+    try:
+        code: int = arguments.command(arguments)
+    except (
+        Refused,
+        baseline.BaselineError,
+        DecisionError,
+        night.JournalError,
+        suite.SuiteError,
+    ) as error:
+        sys.stderr.write(f"headway: {error}\n")
+        return USAGE
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return GOOD
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="headway baseline", description="What results are compared with, changed by review."
+    )
+    actions = parser.add_subparsers(metavar="ACTION", required=True)
 
     def add(name: str, command: Command, text: str) -> argparse.ArgumentParser:
         sub = actions.add_parser(name, help=text, description=text)
-        sub.set_defaults(command=_told(command))
+        sub.set_defaults(command=command)
         return sub
 
     sub = add("propose", propose, "Write a patch of what the nights so far would make of them.")
@@ -59,7 +82,9 @@ def add_to(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     sub = add("accept", accept, "Accept an intended slowdown for a time.")
     _add_decision(sub)
     how = sub.add_mutually_exclusive_group()
-    how.add_argument("--run", type=Path, metavar="DIR", help="the night (or report.json) that shows it")
+    how.add_argument(
+        "--run", type=Path, metavar="DIR", help="the night (or report.json) that shows it"
+    )
     how.add_argument("--effect", metavar="8%%", help="how much worse it may be; default: as it is")
 
     sub = add("mute", mute, "Do not hear a cell for a time; wrong output is heard all the same.")
@@ -69,6 +94,7 @@ def add_to(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     sub.add_argument("ours", type=Path, metavar="OURS", help="the union is written into it")
     sub.add_argument("theirs", type=Path, metavar="THEIRS")
     sub.add_argument("--base", type=Path, metavar="BASE", help="what both sides began with")
+    return parser
 
 
 def _add_places(sub: argparse.ArgumentParser) -> None:
@@ -86,35 +112,16 @@ def _add_decision(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--baselines", type=Path, default=Path("baselines"), metavar="DIR")
 
 
-def _told(command: Command) -> Command:
-    """Say in one line what cannot be done."""
-
-    def run(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
-        try:
-            return command(arguments, rest)
-        except (
-            Refused,
-            baseline.BaselineError,
-            DecisionError,
-            night.JournalError,
-            suite.SuiteError,
-        ) as error:
-            sys.stderr.write(f"headway: {error}\n")
-            return USAGE
-
-    return run
-
-
 def today() -> date:
     """Return the day it is, as nights are dated."""
     return datetime.now(UTC).date()
 
 
-def propose(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
+def propose(arguments: argparse.Namespace) -> int:
     """`headway baseline propose NIGHT|SUITE`: write baseline.patch, for a reviewer to apply."""
     home, root = environment.default_home(), arguments.baselines
-    if Path(arguments.what).is_dir() or "/" in arguments.what.removesuffix(".toml"):
-        folder = Path(arguments.what)
+    folder = Path(arguments.what)
+    if folder.is_dir() or (len(folder.parts) > 1 and folder.suffix != ".toml"):
         _, results = night.read(folder)
         memory, skipped = verdict.recall(home, root, results.machine.device, results.suite.name)
         judged = verdict.judge(results, memory)
@@ -139,7 +146,7 @@ def propose(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
     return GOOD
 
 
-def show(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
+def show(arguments: argparse.Namespace) -> int:
     """`headway baseline show SUITE`: one line a cell."""
     home, loaded = environment.default_home(), _suite(arguments.what, arguments.set)
     device = arguments.device or _device(home, loaded.name)
@@ -156,7 +163,7 @@ def show(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
     return GOOD
 
 
-def check(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
+def check(arguments: argparse.Namespace) -> int:
     """`headway baseline check [SUITE …]`: one line for everything that is wrong."""
     if not arguments.baselines.is_dir():
         raise Refused(f"{arguments.baselines} is no folder; choose another by --baselines")
@@ -177,7 +184,7 @@ def check(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
     return BAD if found else GOOD
 
 
-def accept(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
+def accept(arguments: argparse.Namespace) -> int:
     """`headway baseline accept`: the gates compare with what a cell is now, until a day."""
     decisions.check_cell(arguments.cell)
     if arguments.effect is not None:
@@ -193,7 +200,7 @@ def accept(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
     return GOOD
 
 
-def mute(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
+def mute(arguments: argparse.Namespace) -> int:
     """`headway baseline mute`: a cell's failures are not heard until a day."""
     path = _decide(arguments, "mute", {})
     sys.stdout.write(f"{arguments.cell}: muted until {arguments.until}\n")
@@ -201,9 +208,7 @@ def mute(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
     return GOOD
 
 
-def _decide(
-    arguments: argparse.Namespace, kind: decisions.Kind, effects: dict[str, float]
-) -> Path:
+def _decide(arguments: argparse.Namespace, kind: decisions.Kind, effects: dict[str, float]) -> Path:
     day = today()
     decision = Decision(
         decisions.SCHEMA,
@@ -219,7 +224,7 @@ def _decide(
     return decisions.save(arguments.baselines, decision)
 
 
-def merge(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
+def merge(arguments: argparse.Namespace) -> int:
     """`headway baseline merge OURS THEIRS`: 1 for what only a person can decide."""
     try:
         ours, theirs, base = (

@@ -31,6 +31,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from headway import environment
 
         return environment.main(words[1:])
+    if words[:1] == ["baseline"]:
+        from headway import baseline_cli
+
+        return baseline_cli.main(words[1:])
     arguments, rest = _parser().parse_known_args(words)
     if rest and arguments.command not in (run, ab, judge):
         _parser().error(f"unrecognized arguments: {' '.join(rest)}")
@@ -62,6 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_measuring(add)
     _add_reading(add)
     _add_keeping(add)
+    commands.add_parser("baseline", help="What results are compared with; propose, accept, show.")
     commands.add_parser("env", help="The Python environments that engines run in.")
     return parser
 
@@ -110,8 +115,6 @@ def _add_reading(add: Add) -> None:
 
 
 def _add_keeping(add: Add) -> None:
-    baselines = add("baseline", _no_action, "What results are compared with.")
-    baseline_cli.add_to(baselines.add_subparsers(metavar="ACTION", required=True))
     add("init", init, "Write suites, baselines and reports of your own into this folder.")
 
 
@@ -123,10 +126,6 @@ def _add_common(sub: argparse.ArgumentParser, engine: bool = True) -> None:
     sub.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
     sub.add_argument("--reports", type=Path, default=Path("reports"), metavar="DIR")
     sub.add_argument("--baselines", type=Path, default=Path("baselines"), metavar="DIR")
-
-
-def _no_action(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
-    raise UsageFailure("baseline needs an action")
 
 
 def run(arguments: argparse.Namespace, rest: Sequence[str]) -> int:

@@ -10,7 +10,7 @@ Schema history: 1 (2026-11) first.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -22,8 +22,9 @@ from headway.core import Case
 from headway.fingerprint import Treatment, slug
 
 SCHEMA = 1
-# As many of the newest nights are read: a year of them, or what a busy suite does in a month.
-MAX_NIGHTS = 400
+# So many of the newest nights are read, and of earlier days one night each: what is asked of them
+# is since when there are any, and which was the best.
+MAX_NIGHTS, MAX_DAYS = 60, 120
 
 
 class HistoryError(RuntimeError):
@@ -149,11 +150,16 @@ def save(home: Path, record: NightRecord) -> Path:
 
 def load(home: Path, device: str, suite: str) -> tuple[tuple[NightRecord, ...], tuple[str, ...]]:
     """Return the newest nights of a suite on a device, oldest first, and why any was skipped."""
-    # A night's name begins with when it began, so that the newest can be told by their names.
-    paths = sorted(folder_of(home, device, suite).glob("*.json"))[-MAX_NIGHTS:]
-    records, skipped = _read_all(paths)
+    records, skipped = _read_all(_chosen(folder_of(home, device, suite).glob("*.json")))
     same = [r for r in records if (r.device, r.suite) == (device, suite)]
     return tuple(sorted(same, key=lambda r: (r.started_at, r.night))), tuple(skipped)
+
+
+def _chosen(paths: Iterable[Path]) -> list[Path]:
+    """Return the files to read: a night's name begins with the day on which it began."""
+    ordered = sorted(paths)
+    days = {path.name[:8]: path for path in reversed(ordered[:-MAX_NIGHTS])}
+    return [*sorted(days.values())[-MAX_DAYS:], *ordered[-MAX_NIGHTS:]]
 
 
 def devices(home: Path, suite: str) -> tuple[str, ...]:

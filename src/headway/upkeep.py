@@ -86,7 +86,7 @@ def problems(root: Path, suites: Sequence[Suite], today: date) -> list[str]:
 
     `suites` are all that may want what is stored: a file that none of them wants is wrong.
     """
-    found = []
+    found: list[str] = []
     cases = {case: suite for suite in suites for case in suite.cases()}
     seen: dict[tuple[tuple[str, str], ...], Path] = {}
     for path in sorted(root.glob("*/*.json")):
@@ -102,7 +102,7 @@ def problems(root: Path, suites: Sequence[Suite], today: date) -> list[str]:
         if same != path:
             found.append(f"{path} holds what {same} holds as well; keep one")
         found += _problems_of(path, stored, cases)
-    return found + _decision_problems(root, cases, today)
+    return [*found, *_decision_problems(root, cases, today)]
 
 
 def _problems_of(path: Path, stored: Baseline, cases: Mapping[Case, Suite]) -> Iterator[str]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from headway import calibration, stats
 from headway.baseline import Baseline, Cell
+from headway.fingerprint import Treatment
 from headway.history import Past
 from headway.metrics import Metric
 from headway.suite import BaselineGate
@@ -80,6 +81,15 @@ def since(stored: Baseline, cell: Cell, past: Sequence[Past]) -> tuple[Past, ...
 def alike(past: Sequence[Past], known: Sequence[Mapping[str, float]]) -> tuple[Past, ...]:
     """Return the nights in which the calibration kernels took what they took in known ones."""
     return tuple(p for p in past if not calibration.shifted(p.calibration, known))
+
+
+def asked_alike(past: Sequence[Past], engine: Treatment) -> tuple[Past, ...]:
+    """Return the nights in which the engine was asked for with the same arguments.
+
+    Versions and commits may change every night; arguments change because somebody tries something.
+    """
+    asked = (engine.args, engine.env)
+    return tuple(p for p in past if (p.treatment.args, p.treatment.env) == asked)
 
 
 def calibrations(stored: Baseline, cell: Cell) -> list[Mapping[str, float]]:

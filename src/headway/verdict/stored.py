@@ -59,6 +59,7 @@ def against_baseline(
     if cell is not None and (cell.unit, cell.direction) != (metric.unit, metric.direction):
         return finding("INCOMPATIBLE", f"unit: {cell.unit} → {metric.unit}")
     if stored is None or cell is None or epoch or not series.armed(cell, gate):
+        past = series.asked_alike(past, subject.treatment_of(results, case.instance))
         tonight = Waiting(results.night, len(values), day_of(results), stored, cell, epoch)
         verdict, reason, due = waiting(tonight, past, gate)
         value = shown(stats.median(values), metric.unit)

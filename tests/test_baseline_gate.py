@@ -134,6 +134,14 @@ def test_a_machine_that_moved_makes_this_gate_invalid_and_says_what_moved(factor
     assert {metric for _, _, metric in failing(told[0])} == GATED
 
 
+def test_a_machine_that_moved_for_good_is_told_what_to_do_about_it(factory, episode):
+    told, _ = episode([0.0] * 3, kernels=SLOW_MACHINE, stored_kernels=factory.KERNELS)
+    found = [said(factory, judged) for judged in told]
+    assert [f.verdict for f in found] == ["INVALID"] * 3
+    advice = ["delete the baseline's file" in str(f.explanation) for f in found]
+    assert advice == [False, False, True]
+
+
 def test_nights_of_another_machine_do_not_count_towards_persistence(factory):
     past = factory.baseline_nights(spread=0.002)
     files = {case: factory.baseline_of(past, case) for case in past[0].suite.cases()}

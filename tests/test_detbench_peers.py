@@ -343,6 +343,14 @@ def test_a_rule_says_what_it_says_written_slowly(name, slow, seed):
     assert (said <= 0).any()
 
 
+def test_five_percent_is_less_of_a_throughput_than_of_a_latency():
+    past = bench.episodes.Past(np.zeros((100, 3, *LAYOUT.shape)), np.zeros((10, *LAYOUT.shape)))
+    for slower, metrics in ((0.0487, 0), (0.0489, 3), (0.0512, 3), (0.0514, 4)):
+        said = bench.peers.Fixed(0.05)(past, np.full((1, *LAYOUT.shape), slower), LAYOUT)
+        assert said.sum(axis=1).tolist() == [metrics] * len(LAYOUT.cases)
+        assert said[:, 0].any() == (metrics == 4)
+
+
 def test_sglang_asks_again_only_for_a_case_that_failed_and_believes_the_second_try():
     past, _ = made_up(0, spread=0.0)
     tonight = np.zeros((10, *LAYOUT.shape))

@@ -102,6 +102,33 @@ def test_detections_are_counted_by_episode_and_alarms_by_night():
     assert halves[0] + halves[1] == counts
 
 
+def test_the_third_night_is_within_three_and_the_fourth_is_not():
+    for late, within in ((2, 1), (3, 0)):
+        nights = [night(n, slower=ONE if n == late else "") for n in range(4)]
+        counts = bench.scores.tally(nights, INJECTIONS["drift"], LAYOUT)
+        assert (counts.found, counts.found_in_3, counts.found_ever) == (0, within, 1)
+
+
+def test_no_chunk_has_the_luck_of_another():
+    todo = bench.work.jobs(["fixed_5pct"], ["shared"], ["none"], 1, 50)
+    made = [(job.num_nights, bench.work.do(job).tallies) for job in todo["rules"]]
+    assert [count for count, _ in made] == [20, 20, 10]
+    cells = [tallies["fixed_5pct", "shared", "none"].cells for _, tallies in made]
+    assert len(set(cells)) == 3
+
+
+def test_the_family_that_had_the_least_time_comes_next():
+    jobs = {name: iter(range(3)) for name in "ab"}
+    queue = bench.work.Queue(jobs, math.inf)
+    order = []
+    while (job := queue.next()) is not None:
+        order.append(job)
+        queue.spent["a"] += 5.0 * (len(order) == 1)
+    assert sorted(order) == [0, 0, 1, 1, 2, 2]
+    assert order[1:4] == [0, 1, 2]
+    assert bench.work.Queue({"a": iter(range(3))}, 0.0).next() is None
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 2000), st.data())
 def test_bounds_are_clopper_and_pearson(total, data):

@@ -136,8 +136,12 @@ def test_the_summary_counts_what_was_compared_recording_and_missing(factory, slo
 
 
 def test_strict_changes_the_exit_code_only(factory):
-    night = factory.make_night()
-    loose, strict = report_of(factory, night), report_of(factory, night, strict=True)
+    past = factory.baseline_nights()
+    night = factory.dated(10, os="another")  # what was armed records anew: it is due
+    stored = {case: factory.baseline_of(past, case) for case in night.suite.cases()}
+    loose, strict = (
+        report_of(factory, night, load=stored.get, strict=strict) for strict in (False, True)
+    )
     assert (loose["summary"]["exit_code"], strict["summary"]["exit_code"]) == (0, 3)
     assert loose["cells"] == strict["cells"]
 
@@ -303,7 +307,7 @@ def test_a_truncated_report_is_refused_wherever_it_was_cut(green):
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (lambda d: d.update(schema=2), "has schema 2; this Headway reads 1"),
+        (lambda d: d.update(schema=1), "has schema 1; this Headway reads 2"),
         (lambda d: d.update(format="x"), "is not a report of Headway"),
         (lambda d: d.pop("night"), "report.night is missing"),
         (lambda d: d["cells"][0].pop("unit"), r"report\.cells\[0\]\.unit is missing"),
@@ -332,8 +336,10 @@ def test_markdown_starts_with_the_counts_and_lists_failures_before_recordings(sl
     shown = markdown(slow)
     assert shown.startswith("**Headway smoke: 2 SLOWER, ")
     assert "0.91x (min 0.95)" in shown
-    assert shown.index("### Failures (2)") < shown.index("<summary>Recording")
-    assert "LIMIT b-w32_16-c4 output_throughput: 0.909 of a's" in shown
+    assert shown.index("### Failures (2 cells)") < shown.index("<summary>Recording")
+    head = "- **SLOWER** b: output throughput 4.3% beyond the limit at c1, c4 (2 cells)"
+    at = shown.splitlines().index(head)
+    assert shown.splitlines()[at + 1].startswith("  - b-w32_16-c4 output_throughput: 0.909 of a's")
     row = next(line for line in shown.splitlines() if line.startswith("| w32_16 | c4 | b |"))
     assert row.split(" | ")[3:] == [
         "242",
@@ -398,8 +404,8 @@ def test_the_terminal_shows_ratio_verified_outputs_and_verdict_per_level(slow):
     row = next(i for i, line in enumerate(lines) if line.strip() == "w32_16 c4")
     assert " ".join(lines[row + 1].split()) == "a 267 60.0 12.0 240 32/32 OK, recording"
     assert " ".join(lines[row + 2].split()) == "b 242 0.91x 66.0 13.2 264 32/32 SLOWER"
-    assert "SLOWER b-w32_16-c4 output_throughput" in lines
-    assert lines[-1].startswith("Next: find what fails its limit")
+    assert "SLOWER b: output throughput 4.3% beyond the limit at c1, c4 (2 cells)" in lines
+    assert "Next: find what fails its limit" in "\n".join(lines[-3:])
 
 
 @pytest.mark.parametrize("width", [80, 120])
@@ -415,10 +421,11 @@ def test_the_terminal_ignores_the_environment(slow, monkeypatch):
     assert terminal(slow, 80, color=False) == before
 
 
-def test_equal_reasons_are_one_line(factory):
+def test_one_cause_is_told_once(factory):
     night = factory.make_night({"a": factory.Speed(fails=3), "b": factory.Speed()})
     shown = terminal(report_of(factory, night), 120, color=False)
-    assert shown.count("6 of 32 requests failed (6 http_500); the speed of the rest") == 1
+    assert shown.count("SLOWER a: 6 of 24 requests failed (6 http_500), at c1, c4 (40 cells)") == 1
+    assert shown.count("requests failed") == 2
     row = next(line for line in shown.splitlines() if line.split()[:1] == ["a"])
     assert row.split()[:2] == ["a", "-"]
 
@@ -437,8 +444,8 @@ def test_the_next_step_fits_the_outcome(factory, green):
     done = report_of(factory, night, load=stored.get)
     assert terminal(done, 80, color=False).splitlines()[-1] == "Next: nothing to do."
     slower = factory.make_night({"a": factory.Speed(), "b": factory.Speed(slower=0.12)})
-    lines = terminal(report_of(factory, slower, load=stored.get), 80, color=False).splitlines()
-    assert lines[-1].endswith("if it is meant to be, delete its baseline file.")
+    lines = terminal(report_of(factory, slower, load=stored.get), 160, color=False).splitlines()
+    assert "headway baseline accept" in lines[-1]
     assert lines[-2].startswith("6 SLOWER, ")
 
 
@@ -503,7 +510,7 @@ def test_a_second_try_is_never_silent(factory):
     made = report_of(factory, night)
     jsonschema.Draft202012Validator(SCHEMA).validate(json.loads(json.dumps(made)))
     replaced = {c["instance"] + c["level"]: c["replaced"] for c in made["cases"] if c["replaced"]}
-    assert replaced == {"ac1": [{"launch": 0, "attempt": 1, "reasons": ["the client slept"]}]}
+    assert replaced == {"ac1": [{"launch": 1, "attempt": 1, "reasons": ["the client slept"]}]}
     assert [run["attempt"] for run in made["cases"][0]["runs"]] == [2, 1]
     line = "1 Run was replaced: a-w32_16-c1 launch 1 attempt 1: the client slept"
     assert line in markdown(made).splitlines()
@@ -530,7 +537,11 @@ def test_where_a_model_lies_is_in_no_report_and_no_baseline(factory, tmp_path):
     facts = dataclasses.replace(night.models["mine"], name="/srv/jane/models/mine")
     night = dataclasses.replace(night, models={"mine": facts})
     made = report_of(factory, night)
-    changes, _ = proposal.propose(night, tmp_path)
+    nights = [
+        dataclasses.replace(night, night=f"n{day}", started_at=f"2026-11-0{day}T00:00:00Z")
+        for day in range(1, 6)
+    ]
+    changes = proposal.propose(suite, factory.recorded(nights), tmp_path).changes
     assert changes
     texts = [json.dumps(made), markdown(made), terminal(made, 80, color=False)]
     texts += [text for _, *both in changes for text in both] + [path.name for path, *_ in changes]

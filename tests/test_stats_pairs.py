@@ -52,6 +52,11 @@ def test_too_few_pairs_bound_nothing(n, confidence):
     assert hodges_lehmann(range(n + 1), confidence)[1:] == (0, n)
 
 
+def test_a_confidence_that_is_just_attained_is_attained():
+    for n in range(2, 12):
+        assert hodges_lehmann(range(n), 1 - 2 / 2**n)[1:] == (0, n - 1)
+
+
 @given(values)
 def test_the_estimate_is_the_median_of_all_means_of_two(x):
     means = [(a + b) / 2 for a, b in itertools.combinations_with_replacement(x, 2)]

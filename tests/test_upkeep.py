@@ -304,7 +304,7 @@ def test_merging_what_only_a_person_can_merge_fails_and_leaves_the_file(factory,
 @pytest.fixture
 def wiped(workspace: Any) -> Any:
     """Return a function that leaves nothing of a workspace but HEADWAY_HOME and a suite."""
-    more = "\n[baseline]\nmin_launches = 5\nmin_nights = 5\nresolution = 5.0\n"
+    more = "\n[baseline]\nmin_launches = 5\nmin_nights = 5\nresolution = 5.0\ndrift_budget = 0.5\n"
 
     def wipe() -> None:
         for path in workspace.folder.iterdir():
@@ -321,12 +321,12 @@ def test_five_nights_of_the_command_in_wiped_workspaces(
     workspace: Any, wiped: Any, tmp_path_factory: Any
 ) -> None:
     """The issue's proof: what survives is HEADWAY_HOME, and the patch that a person took."""
-    one = ("--engine", "fake_a", "--level", "c1")
+    one = ("--level", "c1")
     kept: Path = tmp_path_factory.mktemp("reviewer") / "baseline.patch"
     for number in range(1, 6):
         wiped()
         done = workspace.mini(*one)
-        assert ("fake_a", "tpot_p50") in done.cells("RECORDING"), done.text
+        assert ("fake_a", "ttft_p50") in done.cells("RECORDING"), done.text
         said = f"{number} of 5 launches, night {number} of 5"
         assert (said in str(done.report())) == (number < 5)
         assert (done.night / "baseline.patch").exists() == (number == 5)
@@ -341,10 +341,12 @@ def test_five_nights_of_the_command_in_wiped_workspaces(
     subprocess.run(["git", "apply", str(kept)], cwd=workspace.folder, check=True)
     assert workspace.run("baseline", "check", "mini").code == 0
     assert "armed" in workspace.run("baseline", "show", "mini").text
-    slow = workspace.mini(*one, "--set", "engine.fake_a.args.slower=0.5")
+    engines = ("fake_a", "fake_b")
+    planted = [word for e in engines for word in ("--set", f"engine.{e}.args.slower=0.5")]
+    slow = workspace.mini(*one, *planted)
     assert slow.code == 1
-    assert ("fake_a", "tpot_p50") in slow.cells("REGRESSION")
-    decide = ("--cell", "fake_a-*:*", "--reason", "it does more now", "--until", UNTIL)
+    assert {(e, m) for e in engines for m in GATED} <= slow.cells("REGRESSION")
+    decide = ("--cell", "fake_?-*:*", "--reason", "it does more now", "--until", UNTIL)
     accepted = workspace.run("baseline", "accept", *decide)
     assert accepted.code == 0, accepted.text
     assert "fake_a-w-c1:tpot_p50: up to " in accepted.text

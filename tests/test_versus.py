@@ -61,7 +61,7 @@ def test_two_engines_of_a_suite_and_nothing_else(derive: Any) -> None:
     ]
     gate = made.reference
     assert (gate.instance, gate.candidates) == ("x", ("y",))
-    assert gate.first_pairs == gate.max_pairs == made.launches == 14
+    assert gate.first_pairs == gate.max_pairs == made.launches == 16
     assert gate.prime
     assert made.baseline.metrics == ()
     assert {limit.metric for limit in made.limits} == {"success_rate", "token_accuracy"}

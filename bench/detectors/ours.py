@@ -40,7 +40,7 @@ class HeadwayReference:
     """The reference gate at one sensitivity: pairs every night, more on suspicion."""
 
     sensitivity: str = "5%"
-    most: int | None = None
+    most: int | None = 60
 
     @property
     def name(self) -> str:

@@ -5,6 +5,15 @@ from __future__ import annotations
 import pytest
 from _pytest._code.code import ReprFileLocation
 
+from headway.report import private, text
+from headway.verdict import Finding
+
+
+def told(finding: Finding) -> str:
+    """Return a finding for a person, as reports tell it: its message, then its explanation."""
+    lines = private.here().texts((finding.message, *finding.explanation))
+    return "\n  ".join(map(text.plain, lines))
+
 
 class Message(str):
     """A failure's text, which also is its one-line summary."""

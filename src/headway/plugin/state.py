@@ -25,6 +25,7 @@ from headway import (
 from headway.core import Case
 from headway.night import Night
 from headway.plugin import files, starting
+from headway.plugin.message import told
 from headway.results import Results
 from headway.suite import Suite
 from headway.verdict import Judged
@@ -45,7 +46,7 @@ class Cell:
         """Pass, skip or fail as the verdict says, with the verdict as the message's first word."""
         judged = self.state.judge(self.case, self.metric)
         self.item.user_properties += _properties(judged)
-        message = judged.findings[0].message
+        message = told(judged.findings[0])
         strict = self.state.config.getoption("headway_strict")
         if judged.fails(strict):
             pytest.fail(message, pytrace=False)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
 
-from headway import correctness, fingerprint, metrics, stats, verdict
-from headway.core import Case, RequestRecord, Run
+from headway import correctness, fingerprint, metrics, verdict
+from headway.core import Case, Run
 from headway.report import private, shape, vllm_view
 from headway.results import Results
+from headway.verdict.split import engine_split
 
 # A reason per request would make a report as large as the journal.
 MAX_REASONS = 5
@@ -63,7 +63,7 @@ def _run(results: Results, run: Run, hide: private.Private) -> shape.RunView:
         invalid=_few(hide.texts(run.invalid)),
         client=dict(run.client),
         engine=dict(run.engine),
-        engine_split=engine_split(run.records),
+        engine_split=engine_split(run),
         vllm_bench_serve=vllm_view.view(
             run, results.suite.workload(run.case.workload).prompts.prompt_tokens
         ),
@@ -87,24 +87,3 @@ def requests_of(run: Run) -> shape.Requests:
         in_flight=len(run.records) - completed - failed,
         errors=dict(sorted(errors.items())),
     )
-
-
-def engine_split(records: Sequence[RequestRecord]) -> shape.EngineSplit | None:
-    """Return what the engine's stamps say; None where the server sends none."""
-    waits = list(_waits(records))
-    ttfts = [
-        r.events[0].engine_at_s - r.engine_arrived_s
-        for r in records
-        if r.completed and r.events
-        if r.events[0].engine_at_s is not None and r.engine_arrived_s is not None
-    ]
-    if not waits and not ttfts:
-        return None
-    return shape.EngineSplit(len(waits), stats.mean(waits), stats.median(ttfts))
-
-
-def _waits(records: Sequence[RequestRecord]) -> Iterator[float]:
-    for record in records:
-        for event in record.events:
-            if record.completed and event.engine_at_s is not None:
-                yield event.at_s - event.engine_at_s

@@ -47,7 +47,7 @@ def _parts(c: Comparison) -> Iterator[RenderableType]:
         yield line(f"{len(rows) - MAX_ROWS} more rows are in the JSON")
     for group in _grouped(row for row in c.rows if row.counts and row.verdict != "PASS"):
         yield line(f"{verdict.WORDS[group[0].verdict]} {_names(group)}", _style(group[0]))
-        yield Padding(line(f"{group[0].verdict}: {group[0].reason}"), (0, 0, 0, 2))
+        yield Padding(line(group[0].reason), (0, 0, 0, 2))
     yield from map(line, _watched(c))
     yield Text("")
     code = c.exit_code

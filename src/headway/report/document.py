@@ -15,6 +15,8 @@ from headway.metrics import Metric
 from headway.report import case_view, private, shape
 from headway.results import Results, Sample
 from headway.verdict import Finding, Judged
+from headway.verdict.causes import Cause, causes
+from headway.verdict.movement import seen_pairs, used_pairs
 
 DECIDED = frozenset(("WRONG", "REGRESSION", "LIMIT", "IMPROVEMENT", "PASS"))
 
@@ -37,7 +39,7 @@ def document(
     default this machine's home and host name.
     """
     hide = hide or private.here()
-    cases = list(dict.fromkeys(cell.case for cell in cells))
+    measured = list(dict.fromkeys(cell.case for cell in cells))
     made = shape.Document(
         format=shape.FORMAT,
         schema=shape.SCHEMA,
@@ -50,7 +52,8 @@ def document(
         models=tuple(shape.ModelView(n, m.revision) for n, m in results.models.items()),
         instances=tuple(_instance(results, i.name, hide) for i in results.suite.instances),
         summary=summary(cells, strict),
-        cases=tuple(case_view.view(results, case, hide) for case in cases),
+        causes=tuple(_cause(cause, hide) for cause in causes(cells)),
+        cases=tuple(case_view.view(results, case, hide) for case in measured),
         cells=tuple(_cell(results, cell, hide) for cell in cells),
     )
     encoded: dict[str, Any] = codec.encode(made)
@@ -109,21 +112,24 @@ def summary(cells: Sequence[Judged], strict: bool) -> shape.Summary:
 
 
 def _decided(finding: Finding) -> bool:
-    return finding.gate in ("correctness", "limit", "baseline") and finding.verdict in DECIDED
+    compares = finding.gate in ("correctness", "limit", "baseline", "reference")
+    return compares and finding.verdict in DECIDED
 
 
 def _suite(results: Results, hide: private.Private) -> shape.SuiteView:
     suite = results.suite
-    gates = dict.fromkeys([*suite.baseline.metrics, *(limit.metric for limit in suite.limits)])
+    paired = suite.reference.metrics if suite.reference is not None else ()
+    limited = (limit.metric for limit in suite.limits)
     return shape.SuiteView(
         name=suite.name,
         description=hide.text(suite.description),
         launches=suite.launches,
         seed=suite.seed,
-        gates=tuple(gates),
+        gates=tuple(dict.fromkeys([*paired, *suite.baseline.metrics, *limited])),
         tolerance=suite.baseline.tolerance,
         resolution=suite.baseline.resolution,
         limits=suite.limits,
+        reference=None if suite.reference is None else suite.reference.instance,
     )
 
 
@@ -144,7 +150,7 @@ def _instance(results: Results, name: str, hide: private.Private) -> shape.Insta
     )
     shown = fingerprint.Treatment(
         found.kind,
-        found.version,
+        hide.text(found.version),
         hide.value(found.args),
         hide.value(found.env),
         hide.value(found.settings),
@@ -178,11 +184,22 @@ def _cell(results: Results, cell: Judged, hide: private.Private) -> shape.CellVi
             )
             for s in samples
         ),
-        findings=tuple(_finding(finding, hide) for finding in cell.findings),
+        findings=tuple(_finding(results, finding, hide) for finding in cell.findings),
     )
 
 
-def _finding(finding: Finding, hide: private.Private) -> shape.FindingView:
+def _cause(cause: Cause, hide: private.Private) -> shape.CauseView:
+    return shape.CauseView(
+        verdict=cause.verdict,
+        word=verdict.WORDS[cause.verdict],
+        instance=cause.instance,
+        headline=hide.text(cause.headline),
+        cells=cause.cells,
+        explanation=hide.texts(cause.explanation),
+    )
+
+
+def _finding(results: Results, finding: Finding, hide: private.Private) -> shape.FindingView:
     return shape.FindingView(
         gate=finding.gate,
         verdict=finding.verdict,
@@ -191,8 +208,16 @@ def _finding(finding: Finding, hide: private.Private) -> shape.FindingView:
         bound=finding.bound,
         visible=finding.visible,
         interval=finding.interval,
+        pairs=_pairs(results, finding, hide) if finding.gate == "reference" else None,
         changed=hide.texts(finding.changed),
         explanation=hide.texts(finding.explanation),
+    )
+
+
+def _pairs(results: Results, finding: Finding, hide: private.Private) -> shape.PairsView:
+    seen = seen_pairs(results, finding.case, finding.metric)
+    return shape.PairsView(
+        len(used_pairs(seen)), hide.texts(seen.lost[finding.case, finding.metric])
     )
 
 

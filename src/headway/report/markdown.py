@@ -1,16 +1,17 @@
-"""A report as Markdown, for a CI job's summary: headline, table, failures, what ran."""
+"""A report as Markdown, for a CI job's summary: headline, table, causes, what ran."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from headway import verdict
 from headway.report import table, text
 from headway.report.document import parse
-from headway.report.shape import Document
-from headway.report.table import Problem, Row
+from headway.report.shape import CauseView, Document
+from headway.report.table import Row
+from headway.verdict import Verdict
 
 MAX_LISTED = 50
 COLUMNS = (
@@ -26,7 +27,14 @@ COLUMNS = (
     "Outputs verified",
     "Verdict",
 )
-LEFT = frozenset(("Workload", "Level", "Engine", "Verdict"))
+LEFT = frozenset(("Workload", "Level", "Engine", "Against the reference", "Verdict"))
+SECTIONS: Mapping[str, Collection[Verdict]] = {
+    "Failures": verdict.FAILS,
+    "Cannot tell": frozenset(("INCONCLUSIVE", "MUTED")),
+    "Faster": frozenset(("IMPROVEMENT",)),
+    "Recording": frozenset(("RECORDING",)),
+}
+FOLDED = ("Faster", "Recording")
 # Written as references, these are text wherever they stand; `_` inside a word is text anyway.
 _SPECIAL = re.compile(r"[\\`*\[\]<>&|#~@$!{}]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|(?<=:)//|www\.")
 
@@ -53,10 +61,8 @@ def _lines(doc: Document) -> Iterator[str]:
     for line in table.replaced(doc):
         yield escape(line)
         yield ""
-    yield from _problems("Failures", table.problems(doc, *verdict.FAILS))
-    yield from _problems("Cannot tell", table.problems(doc, "INCONCLUSIVE", "MUTED"))
-    yield from _folded("Faster", table.problems(doc, "IMPROVEMENT"))
-    yield from _folded("Recording", table.problems(doc, "RECORDING"))
+    for title, verdicts in SECTIONS.items():
+        yield from _causes(title, [c for c in doc.causes if c.verdict in verdicts])
     yield from _launches(doc)
     yield from _ran(doc)
     yield escape(table.next_step(doc, "RUN"))
@@ -68,11 +74,14 @@ def _table(doc: Document) -> Iterator[str]:
         yield "Nothing was measured."
         yield ""
         return
-    yield f"| {' | '.join(COLUMNS)} |"
-    yield f"| {' | '.join(':--' if name in LEFT else '--:' for name in COLUMNS)} |"
+    columns = [*COLUMNS, "Against the reference"] if doc.suite.reference else COLUMNS
+    yield f"| {' | '.join(columns)} |"
+    yield f"| {' | '.join(':--' if name in LEFT else '--:' for name in columns)} |"
     for group in groups:
         for row in group.rows:
-            yield f"| {' | '.join((escape(group.workload), escape(group.level), *_cells(row)))} |"
+            cells = (escape(group.workload), escape(group.level), *_cells(row))
+            cells += (escape(row.against),) if doc.suite.reference else ()
+            yield f"| {' | '.join(cells)} |"
     yield ""
     first = groups[0].rows[0].instance
     yield (
@@ -98,30 +107,21 @@ def _cells(row: Row) -> Sequence[str]:
     )
 
 
-def _items(problems: Sequence[Problem]) -> Iterator[str]:
-    for problem in problems[:MAX_LISTED]:
-        yield f"- **{verdict.WORDS[problem.verdict]}**: {escape(problem.line)}"
-        if problem.changed:
-            yield f"  - changed: {escape('; '.join(problem.changed))}"
-    if len(problems) > MAX_LISTED:
-        yield f"- and {len(problems) - MAX_LISTED} more in report.json"
+def _causes(title: str, causes: Sequence[CauseView]) -> Iterator[str]:
+    """A section of causes; one that asks for nothing is folded."""
+    if not causes:
+        return
+    folded = title in FOLDED
+    head = f"{title} ({text.count(sum(len(cause.cells) for cause in causes), 'cell')})"
+    yield f"<details><summary>{head}</summary>" if folded else f"### {head}"
     yield ""
-
-
-def _problems(title: str, problems: Sequence[Problem]) -> Iterator[str]:
-    if problems:
-        yield f"### {title} ({len(problems)})"
-        yield ""
-        yield from _items(problems)
-
-
-def _folded(title: str, problems: Sequence[Problem]) -> Iterator[str]:
-    if problems:
-        yield f"<details><summary>{title} ({len(problems)})</summary>"
-        yield ""
-        yield from _items(problems)
-        yield "</details>"
-        yield ""
+    for cause in causes[:MAX_LISTED]:
+        said = escape(cause.headline.removeprefix(cause.word))
+        yield f"- **{cause.word}**{'' if said.startswith(':') else ' '}{said}"
+        yield from (f"  - {escape(told)}" for told in cause.explanation)
+    if len(causes) > MAX_LISTED:
+        yield f"- and {len(causes) - MAX_LISTED} more in report.json"
+    yield from ("", "</details>", "") if folded else ("",)
 
 
 def _launches(doc: Document) -> Iterator[str]:

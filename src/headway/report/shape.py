@@ -15,6 +15,7 @@ from typing import Literal
 from headway.fingerprint import Machine, Treatment
 from headway.suite import Limit
 from headway.verdict import Gate, Interval, Verdict
+from headway.verdict.split import EngineSplit
 
 FORMAT = "headway report"
 SCHEMA = 2
@@ -32,7 +33,10 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class SuiteView:
-    """What of the suite a reader needs. `gates` names the metrics that a gate is set on."""
+    """What of the suite a reader needs. `gates` names the metrics that a gate is set on.
+
+    `reference` is the instance that others are compared with in pairs, None without one.
+    """
 
     name: str
     description: str
@@ -42,6 +46,7 @@ class SuiteView:
     tolerance: float
     resolution: float
     limits: tuple[Limit, ...]
+    reference: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +109,14 @@ class SampleView:
 
 
 @dataclass(frozen=True, slots=True)
+class PairsView:
+    """The pairs of launches behind a finding: how many are compared, and why others are not."""
+
+    used: int
+    dropped: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class FindingView:
     """What one gate says of a cell; see `headway.verdict.Finding`."""
 
@@ -114,6 +127,7 @@ class FindingView:
     bound: float | None
     visible: float | None
     interval: Interval | None
+    pairs: PairsView | None
     changed: tuple[str, ...]
     explanation: tuple[str, ...]
 
@@ -167,15 +181,6 @@ class Requests:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineSplit:
-    """What the engine's own stamps say: its time, and what the protocol added to each event."""
-
-    events: int
-    protocol_mean_s: float | None
-    engine_ttft_p50_s: float | None
-
-
-@dataclass(frozen=True, slots=True)
 class RunView:
     """One case measured once within one launch: everything but the requests themselves."""
 
@@ -223,6 +228,18 @@ class CaseView:
 
 
 @dataclass(frozen=True, slots=True)
+class CauseView:
+    """Cells that say the same thing; see `headway.verdict.causes.Cause`. `word` is for people."""
+
+    verdict: Verdict
+    word: str
+    instance: str | None
+    headline: str
+    cells: tuple[str, ...]
+    explanation: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Document:
     """One night, judged. `schema` says how to read the rest."""
 
@@ -237,5 +254,6 @@ class Document:
     models: tuple[ModelView, ...]
     instances: tuple[InstanceView, ...]
     summary: Summary
+    causes: tuple[CauseView, ...]
     cases: tuple[CaseView, ...]
     cells: tuple[CellView, ...]

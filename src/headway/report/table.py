@@ -11,6 +11,7 @@ from headway.report import shape, text
 from headway.report.shape import CellView, Document, Key
 from headway.suite import Limit
 from headway.verdict import Verdict
+from headway.verdict.explain import named, worse
 
 THROUGHPUT = "output_throughput"
 # Nothing in the row is bad and something held: "can't tell yet" of the whole row would mislead.
@@ -22,7 +23,8 @@ class Row:
     """One engine at one level. Latencies are medians in seconds; None where nothing was judged.
 
     `ratio` is output throughput over the first engine's of the level, the median over launches;
-    None for the first engine itself. `required` is a limit on that ratio, as text.
+    None for the first engine itself. `required` is a limit on that ratio, as text. `against` is
+    what the pairs with the reference say of the throughput, empty where there are none.
     """
 
     instance: str
@@ -38,6 +40,7 @@ class Row:
     outputs: shape.Outputs | None
     verdict: Verdict
     word: str
+    against: str = ""
 
     @property
     def success(self) -> str:
@@ -59,22 +62,6 @@ class Group:
     workload: str
     level: str
     rows: tuple[Row, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """One reason, with every metric of the case that it holds for."""
-
-    verdict: Verdict
-    case: str
-    metrics: tuple[str, ...]
-    reason: str
-    changed: tuple[str, ...] = ()
-
-    @property
-    def line(self) -> str:
-        """Return the problem in one line, the verdict first."""
-        return f"{self.verdict} {self.case} {text.few(list(self.metrics))}: {self.reason}"
 
 
 def groups(document: Document) -> tuple[Group, ...]:
@@ -119,7 +106,29 @@ def _row(
         outputs=case.outputs,
         verdict=worst,
         word=word,
+        against=_against(cells.values()),
     )
+
+
+def _against(cells: Collection[CellView]) -> str:
+    """Say what the reference gate found: of the throughput, or the first metric it is set on."""
+    for cell in sorted(cells, key=lambda cell: cell.metric != THROUGHPUT):
+        for finding in cell.findings:
+            if finding.pairs is not None:
+                parts = [_change(cell.metric, finding), text.count(finding.pairs.used, "pair")]
+                dropped = len(finding.pairs.dropped)
+                parts += [f"{dropped} dropped"] if dropped else []
+                return ", ".join(part for part in parts if part)
+    return ""
+
+
+def _change(metric: str, finding: shape.FindingView) -> str:
+    if finding.worse_by is None:
+        return ""
+    name = "" if metric == THROUGHPUT else f"{named(metric)} "
+    low, high = finding.interval or (None, None)
+    between = "" if low is None or high is None else f" ({low:+.1%} to {high:+.1%})"
+    return f"{name}{worse(finding.worse_by)}{between}"
 
 
 def _ratio(cell: CellView | None, base: CellView | None) -> float | None:
@@ -158,29 +167,6 @@ def headline(document: Document) -> str:
     return ", ".join(parts) or "nothing was judged"
 
 
-def problems(document: Document, *verdicts: Verdict) -> tuple[Problem, ...]:
-    """Return every finding with one of the verdicts, worst first, equal reasons in one."""
-    several_models = len({case.model for case in document.cases}) > 1
-    found: dict[tuple[Verdict, str, str], tuple[list[str], tuple[str, ...]]] = {}
-    for cell, finding in _findings(document):
-        if finding.verdict in verdicts:
-            name = Case(cell.instance, cell.model, cell.workload, cell.level).name
-            name += f" ({cell.model})" if several_models else ""
-            key = (finding.verdict, name, finding.reason)
-            found.setdefault(key, ([], finding.changed))[0].append(cell.metric)
-    made = [
-        Problem(key[0], key[1], tuple(metrics), key[2], changed)
-        for key, (metrics, changed) in found.items()
-    ]
-    return tuple(sorted(made, key=lambda problem: verdict.ORDER.index(problem.verdict)))
-
-
-def _findings(document: Document) -> Iterator[tuple[CellView, shape.FindingView]]:
-    for cell in document.cells:
-        for finding in cell.findings:
-            yield cell, finding
-
-
 def replaced(document: Document) -> Iterator[str]:
     """Say in one line which Runs were replaced, and why: a second try is never silent."""
     found = [
@@ -208,28 +194,37 @@ def machine(document: Document) -> str:
     return ", ".join(parts)
 
 
+def against(document: Document) -> Iterator[str]:
+    """Say per engine and level what the pairs with the reference say, one line each."""
+    for group in groups(document):
+        for row in group.rows:
+            if row.against:
+                where = f"{row.instance} against {document.suite.reference}"
+                yield f"{where}, {group.workload} {group.level}: {row.against}"
+
+
+# What the worst verdict of a night asks for, worst first.
+NEXT: dict[Verdict, str] = {
+    "WRONG": "outputs are wrong, so no speed counts; see the tokens named above.",
+    "REGRESSION": "find what got slower, the commands above repeat it; if it is meant to be: "
+    "headway baseline accept; to wait: headway baseline mute.",
+    "LIMIT": "find what fails its limit; if the limit is wrong, change it in the suite; to wait: "
+    "headway baseline mute.",
+    "INCOMPATIBLE": "if the change is intended, delete the old baseline file and record anew: "
+    "headway baseline propose {run}",
+    "MISSING": "see why values are missing; the engines' logs are in the run's folder.",
+    "INVALID": "the machine or the client was at fault; measure again when it is quiet.",
+    "RECORDING": "record a baseline: headway baseline propose {run}",
+    "INCONCLUSIVE": "more launches make smaller changes visible; headway ab compares two engines.",
+    "IMPROVEMENT": "keep what was won, record it: headway baseline propose {run}",
+}
+
+
 def next_step(document: Document, run: str) -> str:
     """Say what to do now; `run` is the run's folder as the user would type it."""
-    counts = document.summary.verdicts
-    propose = f"headway baseline propose {run}"
     if not document.finished:
         return "The night is not finished: start it again and it resumes where it stopped."
-    if counts.get("WRONG"):
-        return "Next: outputs are wrong, so no speed counts; see the tokens named above."
-    if counts.get("REGRESSION"):
-        return "Next: find what got slower; if it is meant to be, delete its baseline file."
-    if counts.get("LIMIT"):
-        return "Next: find what fails its limit; if the limit is wrong, change it in the suite."
-    if counts.get("INCOMPATIBLE"):
-        return "Next: if the change is intended, delete the old baseline file and record anew."
-    if counts.get("MISSING"):
-        return "Next: see why values are missing; the engines' logs are in the run's folder."
-    if counts.get("INVALID"):
-        return "Next: the machine or the client was at fault; measure again when it is quiet."
-    if document.summary.recording:
-        return f"Next: record a baseline: {propose}"
-    if counts.get("INCONCLUSIVE"):
-        return "Next: more launches in the suite make smaller changes visible."
-    if counts.get("IMPROVEMENT"):
-        return f"Next: keep what was won, record it: {propose}"
-    return "Next: nothing to do."
+    said = {name for name, count in document.summary.verdicts.items() if count}
+    said |= {"RECORDING"} if document.summary.recording else set()
+    worst = next((name for name in NEXT if name in said), None)
+    return "Next: nothing to do." if worst is None else f"Next: {NEXT[worst].format(run=run)}"

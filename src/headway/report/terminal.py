@@ -1,4 +1,4 @@
-"""A report for a terminal: one table, then each failure in words, then what to do next."""
+"""A report for a terminal: one table, then each cause in words, then what to do next."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from headway import verdict
 from headway.report import table, text
 from headway.report.document import parse
-from headway.report.shape import Document
-from headway.report.table import Problem, Row
+from headway.report.shape import CauseView, Document
+from headway.report.table import Row
 from headway.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -74,11 +74,10 @@ def _parts(doc: Document, width: int, run: str) -> Iterator[RenderableType]:
     if groups:
         yield _table(groups, width)
     yield from map(line, _launch_lines(doc))
+    yield from map(line, table.against(doc))
     yield from map(line, table.replaced(doc))
     yield Text("")
-    yield from _listed(table.problems(doc, *verdict.FAILS))
-    yield from _listed(table.problems(doc, "INCONCLUSIVE", "MUTED", "IMPROVEMENT"))
-    yield from map(line, _recording(doc))
+    yield from _causes(doc.causes)
     worst = min(doc.summary.verdicts, key=_rank, default="MISSING")
     yield line(f"{table.headline(doc)}; {_counts(doc)}", style_of(_as_verdict(worst)))
     yield line(table.next_step(doc, run), "bold")
@@ -143,31 +142,14 @@ def _launch_lines(doc: Document) -> Iterator[str]:
         yield f"{instance}: {', '.join(parts)}"
 
 
-def _listed(problems: Sequence[Problem]) -> Iterator[RenderableType]:
+def _causes(causes: Sequence[CauseView]) -> Iterator[RenderableType]:
     from rich.padding import Padding
     from rich.text import Text
 
-    for problem in problems[:MAX_LISTED]:
-        word = Text(verdict.WORDS[problem.verdict], style=style_of(problem.verdict))
-        yield word + Text(f" {text.plain(f'{problem.case} {text.few(list(problem.metrics))}')}")
-        yield Padding(Text(text.plain(f"{problem.verdict}: {problem.reason}")), (0, 0, 0, 2))
-        if problem.changed:
-            changed = text.plain(f"changed: {'; '.join(problem.changed)}")
-            yield Padding(Text(changed), (0, 0, 0, 2))
-    if len(problems) > MAX_LISTED:
-        yield Text(f"and {len(problems) - MAX_LISTED} more in report.json")
-    if problems:
+    for cause in causes[:MAX_LISTED]:
+        yield Text(text.plain(cause.headline), style=style_of(cause.verdict))
+        for told in cause.explanation:
+            yield Padding(Text(text.plain(told)), (0, 0, 0, 2))
         yield Text("")
-
-
-def _recording(doc: Document) -> Iterator[str]:
-    """Say once for all cells how far the baselines are: the reason after the value."""
-    found = table.problems(doc, "RECORDING")
-    if found:
-        cases = len({problem.case for problem in found})
-        why = list(dict.fromkeys(problem.reason.partition(", ")[2] for problem in found))
-        yield (
-            f"CAN'T TELL YET {doc.summary.recording} cells of {text.count(cases, 'case')} "
-            f"record a baseline: {text.few([reason for reason in why if reason], 2)}"
-        )
-        yield ""
+    if len(causes) > MAX_LISTED:
+        yield Text(f"and {len(causes) - MAX_LISTED} more in report.json")

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from headway.verdict.causes import few
+
+__all__ = ["NOTHING", "count", "digits", "few", "milliseconds", "percent", "plain"]
+
 NOTHING = "-"
 
 
@@ -28,12 +32,6 @@ def milliseconds(value_s: float | None) -> str:
 def percent(change: float | None) -> str:
     """Write a relative change with its sign; `-` for None."""
     return NOTHING if change is None else f"{change:+.1%}"
-
-
-def few(names: list[str], most: int = 3) -> str:
-    """Join names, the first ones and how many more there are."""
-    rest = len(names) - most
-    return ", ".join(names) if rest <= 0 else f"{', '.join(names[:most])} and {rest} more"
 
 
 def count(number: int, noun: str) -> str:

@@ -43,4 +43,5 @@ def _num_excluded(n: int, alpha: float) -> int:
         share = (np.pad(share, (0, rank)) + np.pad(share, (rank, 0))) / 2
     below = np.cumsum(share)
     # The k-th smallest mean excludes the true one when the statistic is below k.
+    # 1 - 0.95 is not 0.05 to the last bit, and a step of the distribution may be just there.
     return int(np.searchsorted(below, alpha / 2 * (1 + 1e-12), side="right"))

@@ -120,8 +120,8 @@ class Sensitivity:
 
 
 SENSITIVITIES = {
-    "5%": Sensitivity(0.05, 0.02, 5, 10),
-    "3%": Sensitivity(0.03, 0.01, 5, 14),
+    "5%": Sensitivity(0.05, 0.02, 5, 12),
+    "3%": Sensitivity(0.03, 0.01, 5, 16),
     "1.5%": Sensitivity(0.025, 0.005, 6, 24),
 }
 

@@ -44,6 +44,9 @@ FAILS: frozenset[Verdict] = frozenset(
     ("WRONG", "REGRESSION", "LIMIT", "MISSING", "INCOMPATIBLE", "INVALID")
 )
 WAITS: frozenset[Verdict] = frozenset(("INCONCLUSIVE", "MUTED", "RECORDING"))
+# What a gate says of a change, whichever it is; and the gates whose PASS holds something.
+DECIDED: frozenset[Verdict] = frozenset(("REGRESSION", "IMPROVEMENT", "PASS"))
+HOLDS = ("limit", "baseline", "reference")
 EQUALITY = "greedy_equality"
 Gate = Literal["correctness", "complete", "limit", "baseline", "reference", "watch"]
 Interval = tuple[float | None, float | None]
@@ -97,9 +100,15 @@ class Judged:
 
     @property
     def verdict(self) -> Verdict:
-        """The worst finding's, or PASS where a limit held and a baseline is still to come."""
-        held = any(f.verdict == "PASS" and f.gate in ("limit", "baseline") for f in self.findings)
-        worst = self.findings[0].verdict
+        """The worst finding's; what the reference decided stands where the baseline cannot tell.
+
+        PASS where something held and a baseline is still to come.
+        """
+        paired = any(f.gate == "reference" and f.verdict in DECIDED for f in self.findings)
+        untold = ("RECORDING", "INVALID") if paired else ()
+        counted = [f for f in self.findings if f.gate != "baseline" or f.verdict not in untold]
+        held = any(f.verdict == "PASS" and f.gate in HOLDS for f in self.findings)
+        worst = counted[0].verdict
         return "PASS" if worst == "RECORDING" and held else worst
 
     @property

@@ -10,6 +10,7 @@ from headway.metrics import Metric
 from headway.results import Results, Sample, applies
 from headway.suite import Suite
 from headway.verdict import decided
+from headway.verdict.explain import explain
 from headway.verdict.finding import EQUALITY, Finding, Judged, Verdict, shown, worst
 from headway.verdict.limits import limits
 from headway.verdict.memory import Memory, day_of
@@ -40,7 +41,8 @@ def judge(results: Results, memory: Memory) -> tuple[Judged, ...]:
         for metric, samples in results.step_cells(instance).items():
             cells.append(_cell(case, metric, [_watched(case, metric, samples)]))
     today = day_of(results)
-    return tuple(decided.apply(cell, memory.decisions, today) for cell in cells)
+    decided_on = [decided.apply(cell, memory.decisions, today) for cell in cells]
+    return explain(results, decided_on, memory)
 
 
 def applicable(suite: Suite, case: Case) -> list[Metric]:

@@ -62,6 +62,31 @@ class Change:
         return False if far < MOST_UNMOVED * abs(effect) else None
 
 
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """All that some pairs show besides the cell that is judged by them.
+
+    `kernels` are the calibration kernels around both sides' Runs, `changes` everything watched.
+    `parts` says by how many seconds TTFT and TPOT are longer, and which parts of them.
+    """
+
+    kernels: tuple[Change, ...]
+    changes: tuple[Change, ...]
+    parts: Mapping[str, tuple[float, Mapping[str, float]]]
+    same_prompts: bool
+
+
+def surroundings(results: Results, case: Case, launches: Sequence[int]) -> Surroundings:
+    """Return what the pairs of a candidate's case show besides."""
+    split_up = {name: _parts(results, case, name, launches) for name in PARTS}
+    return Surroundings(
+        tuple(_kernels(results, case, launches)),
+        tuple(_beside(results, case, launches)),
+        {name: found for name, found in split_up.items() if found is not None},
+        _same_prompts(results, case, launches),
+    )
+
+
 def seen_pairs(results: Results, case: Case, metric: str) -> Look:
     """Return the pairs that the reference gate judges a candidate's cell by."""
     gate = results.suite.reference
@@ -77,7 +102,7 @@ def used_pairs(look: Look) -> tuple[int, ...]:
     return tuple(pair for pair, row in pairs_of_rows if row and row[0] is not None)
 
 
-def beside(results: Results, case: Case, launches: Sequence[int]) -> list[Change]:
+def _beside(results: Results, case: Case, launches: Sequence[int]) -> list[Change]:
     """Return how all that is watched of a candidate's case changed over some pairs."""
     other = pairs.counterpart(results.suite, case)
     if other is None:
@@ -118,7 +143,7 @@ def _change(name: str, ratios: Sequence[float]) -> list[Change]:
     return [Change(name, math.expm1(mean), math.expm1(mean - half), math.expm1(mean + half))]
 
 
-def parts(
+def _parts(
     results: Results, case: Case, metric: str, launches: Sequence[int]
 ) -> tuple[float, dict[str, float]] | None:
     """Return by how many seconds TTFT or TPOT is longer than the reference's, and its parts.
@@ -152,7 +177,7 @@ def _runs(results: Results, case: Case, launches: Sequence[int]) -> list[tuple[R
     return [(mine[n], theirs[n]) for n in launches if n in mine and n in theirs]
 
 
-def same_prompts(results: Results, case: Case, launches: Sequence[int]) -> bool:
+def _same_prompts(results: Results, case: Case, launches: Sequence[int]) -> bool:
     """Whether both sides of every pair were sent the same prompts at the same times."""
     runs = _runs(results, case, launches)
     return bool(runs) and all(
@@ -160,7 +185,7 @@ def same_prompts(results: Results, case: Case, launches: Sequence[int]) -> bool:
     )
 
 
-def kernels(results: Results, case: Case, launches: Sequence[int]) -> list[Change]:
+def _kernels(results: Results, case: Case, launches: Sequence[int]) -> list[Change]:
     """Return how the calibration kernels around the candidate's Runs differ from the reference's.
 
     They know nothing of an engine: what moves them is the machine.

@@ -164,6 +164,10 @@ def _neither(gate: BaselineGate, change: Change) -> _Said:
         seen = math.expm1(min(change.visible, change.mean_visible))
         more = f"; it cannot see less than {seen:.1%}"
         return _Said("INCONCLUSIVE", change.change, change.margin, more)
+    if change.interval[0] > 0 and change.change > math.log1p(gate.tolerance):
+        # What is worse than ever before is not fine because nights differ by as much.
+        more = "; more than the tolerance, and not beyond what nights differ by"
+        return _Said("INCONCLUSIVE", change.change, change.margin, more)
     return _Said("PASS", change.change, change.margin)
 
 

@@ -89,8 +89,14 @@ def _shifts(results: Results, gate: ReferenceGate, look: Look, flips: bool) -> d
     size = len(pairs.family(suite, look.candidate))
     table, margin = look.table(), math.log1p(gate.margin)
     by_t, by_flips = pairs.alphas(suite)
-    slower = arithmetic.far_beyond(table, margin, alpha=by_t, family=size)
-    faster = arithmetic.far_beyond(-table, margin, alpha=by_t, family=size)
+    # Its part of the error is spent once: at the first look, which may be the last.
+    first = look.planned <= suite.launches
+    slower, faster = (
+        arithmetic.far_beyond(one, margin, alpha=by_t, family=size)
+        if first
+        else np.zeros(len(look.cells), dtype=bool)
+        for one in (table, -table)
+    )
     p_slower = None
     if flips:
         test = partial(arithmetic.max_t, seed=suite.seed, num_flips=NUM_FLIPS, family=size)

@@ -7,7 +7,7 @@ the day it uses up its budget.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -88,7 +88,9 @@ def _against_cell(
     machine = series.calibrations(stored, cell)
     moved = calibration.shifted(tonights, machine)
     if moved:
-        return finding("INVALID", "; ".join(moved))
+        return finding(
+            "INVALID", "; ".join(moved), explanation=_moved_for_good(past, machine, gate)
+        )
     unusable = _unusable(metric, values, [s.value for s in cell.samples], finding)
     if unusable is not None:
         return unusable
@@ -105,6 +107,19 @@ def _against_cell(
     found = judge_nights(tonight, finding)
     more = surroundings(tonight, found, alike, engine)
     return replace(found, explanation=(*found.explanation, *more))
+
+
+def _moved_for_good(
+    past: Sequence[Past], known: Sequence[Mapping[str, float]], gate: BaselineGate
+) -> tuple[str, ...]:
+    """Say what to do where the machine has been another one for several nights by now."""
+    last = [p for p in past if p.calibration][1 - gate.persistence :]
+    if len(last) + 1 < gate.persistence or series.alike(last, known):
+        return ()
+    return (
+        f"so it was in the last {len(last) + 1} nights: if the machine stays as it is, delete the "
+        "baseline's file, and the cell records anew",
+    )
 
 
 def _finding(

@@ -10,8 +10,8 @@ from pathlib import Path
 
 BASELINES = """Stored baselines: one JSON file per device and case.
 
-`headway baseline propose reports/NIGHT` writes a patch; a person reviews and applies it. Tests
-read these files and never write them.
+A night that has enough samples writes `baseline.patch` into its folder; a person reviews it and
+applies it. Tests read these files and never write them.
 """
 REPORTS = """One folder a night: journal.jsonl, report.json, report.md, junit.xml, logs.
 

@@ -260,20 +260,35 @@ def _pairs(night: _Night, finding: Finding) -> Iterator[str]:
     seen = movement.seen_pairs(results, case, finding.metric)
     used = movement.used_pairs(seen)
     around = night.around(case, used)
-    same = ["machine"] if used else []
-    same += ["prompts", "arrivals"] if around.same_prompts else []
-    kernels = {change.name: change.worse_by for change in around.kernels}
-    yield from _unchanged("the same for both", same, kernels)
-    if _moved(finding) and finding.worse_by is not None:
-        moved = [c.name for c in around.kernels if c.goes_with(finding.worse_by)]
-        if moved:
-            yield f"the machine moved with it: {', '.join(moved)}"
+    if around.same_prompts:
+        yield "the same for both: prompts, arrivals"
+    yield from _machine(around.kernels, finding.worse_by if _moved(finding) else None)
+    if _moved(finding):
         yield from _beside(finding, [c for c in around.changes if c.name != finding.metric])
         yield from _where_the_time_went(finding, around)
     lost = seen.lost[case, finding.metric]
     if lost:
         more = f"; and {len(lost) - MAX_REASONS} more" if len(lost) > MAX_REASONS else ""
         yield f"dropped: {'; '.join(lost[:MAX_REASONS])}{more}"
+
+
+def _machine(kernels: Sequence[Change], effect: float | None) -> Iterator[str]:
+    """Say whether the calibration kernels moved with an effect; they know nothing of an engine."""
+    if not kernels:
+        return
+    said: dict[bool | None, list[str]] = {}
+    for kernel in kernels:
+        goes = None if effect is None else kernel.goes_with(effect)
+        said.setdefault(goes, []).append(f"{kernel.name} {_signed(kernel.worse_by)}")
+    figures = {goes: ", ".join(texts) for goes, texts in said.items()}
+    if effect is None:
+        yield f"calibration kernels: {figures[None]}"
+    elif set(figures) == {False}:
+        yield f"not the machine, its calibration kernels: {figures[False]}"
+    else:
+        words = {True: "moved with it", False: "did not", None: "cannot be told"}
+        parts = [f"{figures[goes]} {words[goes]}" for goes in words if goes in figures]
+        yield f"the machine's calibration kernels: {'; '.join(parts)}"
 
 
 def _other_metrics(night: _Night, finding: Finding) -> list[Change]:

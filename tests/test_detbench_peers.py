@@ -384,6 +384,12 @@ def test_a_detector_sees_its_own_metrics_only():
     assert sum(plain[0].verdicts.values()) == 24
 
 
+@pytest.mark.parametrize("name", ["workload", "driver_slower", "failures"])
+def test_a_rule_is_not_asked_what_it_cannot_know(name):
+    for detector in (*bench.peers.PEERS.values(), bench.real_tools.PytestBenchmark()):
+        assert detector.run(SILENT, INJECTIONS[name], 1, 2) == []
+
+
 def test_an_episode_is_what_the_series_gives():
     injection = INJECTIONS["drift"]
     series = PRESETS["fleet"].series((3, 1), injection)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import random
 import re
 from collections.abc import Mapping, Sequence
 from types import ModuleType
@@ -24,7 +25,7 @@ from headway.report.terminal import terminal
 from headway.results import Results
 from headway.suite import SENSITIVITIES, BaselineGate, Budget, Limit, ReferenceGate, Suite
 from headway.verdict import Finding, Judged
-from headway.verdict.causes import Cause, causes
+from headway.verdict.causes import Cause, causes, spoken
 from headway.verdict.movement import Change
 from headway.verdict.split import engine_split
 
@@ -175,12 +176,11 @@ def test_a_launch_that_failed_says_what_changed_and_how_to_try_again(factory: Mo
         "first seen tonight; the last night before was 2026-11-09",
         "repeat: headway run smoke.toml --engine b --level c4",
     ]
-    mine = [c for c in causes(judged) if c.verdict == "MISSING"]
-    assert [c.headline.partition(": ")[2] for c in mine] == [
-        f"launch 2 of b failed: the engine ended: 1 ({len(mine[0].cells)} cells)".replace(
-            "engine ended", "engine\nended"
-        )
-    ]
+    (cause,) = [c for c in causes(judged) if c.verdict == "MISSING"]
+    assert cause.headline == (
+        f"CAN'T COMPARE b: launch 2 of b failed: the engine ended: 1 ({len(cause.cells)} cells)"
+    )
+    assert len(cause.cells) == len([c for c in judged if c.verdict == "MISSING"]) > 40
 
 
 # --- the lines, one by one ---------------------------------------------------------------------
@@ -211,6 +211,16 @@ def test_what_the_levels_mean_together_is_said_where_it_is_certain(
     assert says in text
     meanings = ("at this level only", "the same at all levels", "it grows with load")
     assert sum(meaning in text for meaning in meanings) == any(m in says for m in meanings)
+
+
+def test_a_level_that_could_not_be_judged_leaves_nothing_to_say_of_all(factory: ModuleType) -> None:
+    results = paired(factory)
+    runs = tuple(
+        dataclasses.replace(r, invalid=("it slept",)) if r.level.name == "c8" else r
+        for r in results.runs
+    )
+    lines = lines_of(factory, dataclasses.replace(results, runs=runs), "tpot_p50")
+    assert re.fullmatch(r"same direction at c1 \([\d.]+% worse\)", line(lines, "same direction at"))
 
 
 def test_a_level_of_which_nothing_is_certain_is_not_named(factory: ModuleType) -> None:
@@ -303,9 +313,10 @@ def test_kernels_say_whether_it_is_the_machine(factory: ModuleType) -> None:
     assert f"not the machine, its calibration kernels: {figures}" in still
     moved = with_kernels(paired(factory), {NEW: 1.1})
     assert machine(moved).endswith("memory copy +10.0%, matrix product +5.0% moved with it")
+    draw = random.Random(1)
     restless = tuple(
-        dataclasses.replace(r, calibration=({**r.calibration[0], "copy": 0.02 + 0.01 * n % 0.03},))
-        for n, r in enumerate(with_kernels(paired(factory), {}).runs)
+        dataclasses.replace(r, calibration=({"matmul": 0.02, "copy": draw.uniform(0.02, 0.04)},))
+        for r in paired(factory).runs
     )
     said = machine(dataclasses.replace(paired(factory), runs=restless))
     assert re.search(r": matrix product \+0\.0% did not; memory copy .*% cannot be told$", said)
@@ -524,9 +535,36 @@ def test_what_is_muted_is_one_cause_and_what_is_suspected_is_another(factory: Mo
     )
     assert line(found[0].explanation, "accept: ")
     mute = Decision(SCHEMA, "mute", "b-*:*", "a new driver", "2026-11-10", "2026-11-20")
-    (muted,) = causes(factory.judge(tonight, **memory, decisions=(mute,)))
+    muted, *_ = causes(factory.judge(tonight, **memory, decisions=(mute,)))
     assert (muted.verdict, len(muted.cells)) == ("MUTED", 6)
     assert muted.headline.startswith("CAN'T TELL YET: muted until 2026-11-20: a new driver")
+
+
+def test_what_is_accepted_passes_and_is_told_all_the_same(factory: ModuleType) -> None:
+    slow = {"a": factory.Speed(), "b": factory.Speed(slower=0.12)}
+    tonight = factory.dated(10, slow, spread=0.002)
+    memory = armed(factory, tonight, spread=0.002)
+    accepted = Decision(
+        SCHEMA, "accept", "b-*:*", "exact sums", "2026-11-10", "2026-11-20", None, {"b-*:*": 0.13}
+    )
+    (found,) = causes(factory.judge(tonight, **memory, decisions=(accepted,)))
+    assert (found.verdict, len(found.cells)) == ("PASS", 6)
+    assert re.fullmatch(
+        r"OK b: output throughput, TTFT p50, TPOT p50 1\d\.\d(-1\d\.\d)?% at c1, c4, accepted "
+        r"\(6 cells\)",
+        found.headline,
+    )
+    assert "is accepted until 2026-11-20: exact sums" in found.explanation[0]
+
+
+def test_memory_is_no_speed(factory: ModuleType) -> None:
+    limits = (Limit("tpot_p50", engine="b", max=0.001), Limit("peak_memory", engine="b", max=1.0))
+    judged = factory.judge(factory.make_night(suite=factory.make_suite(limits=limits)))
+    names = [cause.headline for cause in causes(judged) if cause.verdict == "LIMIT"]
+    assert [name.split(" 1")[0].split(" 2")[0] for name in names] == [
+        "SLOWER b: TPOT p50",
+        "SLOWER b: peak memory",
+    ]
 
 
 # --- properties --------------------------------------------------------------------------------
@@ -611,9 +649,10 @@ def test_explanations_are_whole_and_causes_a_partition(
         if cell.fails(strict=False):
             assert line(cell.findings[0].explanation, "repeat: headway ")
     found = causes(judged)
+    assert all(spoken(c) is not None for c in judged if c.findings[0].verdict != "PASS")
     said = [name for cause in found for name in cause.cells]
     assert sorted(said) == sorted(
-        f"{c.case.name}:{c.metric}" for c in judged if c.findings[0].verdict != "PASS"
+        f"{c.case.name}:{c.metric}" for c in judged if spoken(c) is not None
     )
     for cause in found:
         assert is_clean(cause.headline)

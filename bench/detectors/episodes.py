@@ -21,6 +21,9 @@ NIGHTS = 10
 # Launches that are kept of a past night; of tonight, and of the anchor, there are more.
 PAST_LAUNCHES, LAUNCHES = 3, 10
 ANCHOR = -PAST_NIGHTS - 1
+# What a rule over numbers cannot say: a project knows it by its keys and its tests, if at all, and
+# to give it a mark for what is not simulated would be unfair.
+NOT_ASKED = frozenset({"incomparable", "failures"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +48,13 @@ def episode(
 ) -> Iterator[tuple[Past, Array]]:
     """Yield (past, tonight) for each night of an injection; tonight is [launch, case, metric].
 
-    Raises NotAvailable where a night of these conditions has fewer launches.
+    Yields nothing for what is not asked. Raises NotAvailable where a night of these conditions has
+    fewer launches.
     """
     if conditions.launches is not None and conditions.launches < launches:
         raise NotAvailable(f"needs {launches} launches a night, not {conditions.launches}")
+    if injection.expected in NOT_ASKED:
+        return
     past, tonight, anchor = _quiet(conditions, seed, number)
     for night in range(injection.lasts):
         stored = past[night : PAST_NIGHTS + night]

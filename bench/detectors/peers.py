@@ -3,7 +3,8 @@
 A rule takes (past, tonight, layout) and returns +1 for each cell that it calls slower, −1 for each
 that it calls faster, [case, metric]. They see log badness, so that worse is up for every metric,
 and "5 % worse" means to each what it means to its project: see `_beyond`. No rule knows of failed
-requests, drivers or prompts. Real tools that install here run as they are: `real_tools`.
+requests, drivers or prompts, and none is asked about them. Tools that install here run as they are:
+see `real_tools`.
 """
 
 from __future__ import annotations

@@ -69,6 +69,8 @@ class PytestBenchmark:
                     name = f"{number}.{night}.{case}.{metric}"
                     last[name] = np.exp(past.nights[-1][:, case, metric]).tolist()
                     tonight[name] = np.exp(now[:, case, metric]).tolist()
+        if not nights:
+            return []
         slower = self.failing(last, tonight)
         outcomes = []
         for number, night in nights:
@@ -146,6 +148,8 @@ class Otava:
         series: list[Array] = []
         for number in range(num_nights):
             drawn = list(episode(conditions, injection, seed, number, PAST_LAUNCHES))
+            if not drawn:
+                return []
             before = np.median(drawn[0][0].nights[-self.nights :], axis=1)
             tonight = [np.median(now, axis=0)[None] for _, now in drawn]
             series += [

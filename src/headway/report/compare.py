@@ -21,7 +21,7 @@ from headway.report.comparison import Comparison, Difference, Row
 from headway.report.document import ReportError, metric_named, parse
 from headway.report.shape import CaseView, CellView, Document, Key
 from headway.suite import BaselineGate
-from headway.verdict import EQUALITY, Verdict
+from headway.verdict import EQUALITY, Verdict, subject
 
 __all__ = ["Comparison", "ReportError", "Row", "compare", "render", "to_json"]
 
@@ -225,11 +225,7 @@ def _changed(old: Document, new: Document) -> dict[str, tuple[str, ...]]:
 
 
 def _flat(treatment: fingerprint.Treatment) -> dict[str, object]:
-    flat: dict[str, object] = {}
-    for name, value in codec.encode(treatment).items():
-        flat |= {f"{name}.{k}": v for k, v in value.items()} if isinstance(value, dict) else {}
-        flat |= {} if isinstance(value, dict) else {name: value}
-    return flat
+    return {"kind": treatment.kind, **subject.flat(treatment)}
 
 
 def _notes(a: _Side, b: _Side) -> list[str]:

@@ -32,9 +32,10 @@ SECTIONS: Mapping[str, Collection[Verdict]] = {
     "Failures": verdict.FAILS,
     "Cannot tell": frozenset(("INCONCLUSIVE", "MUTED")),
     "Faster": frozenset(("IMPROVEMENT",)),
+    "Accepted": frozenset(("PASS",)),
     "Recording": frozenset(("RECORDING",)),
 }
-FOLDED = ("Faster", "Recording")
+FOLDED = ("Faster", "Accepted", "Recording")
 # Written as references, these are text wherever they stand; `_` inside a word is text anyway.
 _SPECIAL = re.compile(r"[\\`*\[\]<>&|#~@$!{}]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|(?<=:)//|www\.")
 

@@ -22,7 +22,9 @@ MAX_NAMES = 3
 MAX_REASON = 160
 # What is wrong for every engine at once: it has no instance.
 SHARED: frozenset[Verdict] = frozenset(("INVALID", "MUTED", "RECORDING"))
-BUDGET = "budget"
+# Kinds of cause that are not a verdict.
+SPEED, MEMORY, REQUESTS, BUDGET = "speed", "memory", "requests", "budget"
+SUSPECTED, ACCEPTED, UNSEEN = "suspected", "accepted", "unseen"
 
 Key = tuple[str, ...]
 
@@ -44,36 +46,46 @@ class Cause:
 
 def causes(cells: Sequence[Judged]) -> tuple[Cause, ...]:
     """Group all cells with something to say, worst first: every one is in exactly one cause."""
-    groups: dict[Key, list[Judged]] = {}
+    groups: dict[Key, list[Finding]] = {}
     for cell in cells:
-        if cell.findings[0].verdict != "PASS":
-            groups.setdefault(_key(cell), []).append(cell)
+        finding = spoken(cell)
+        if finding is not None:
+            groups.setdefault(_key(finding), []).append(finding)
     found = [_cause(key, group) for key, group in groups.items()]
     return tuple(sorted(found, key=lambda c: (ORDER.index(c.verdict), -len(c.cells))))
 
 
-def _key(cell: Judged) -> Key:
-    """Return what cells of one cause share."""
-    finding, instance = cell.findings[0], cell.case.instance
-    name = finding.verdict
+def spoken(cell: Judged) -> Finding | None:
+    """Return what a cell has to say: its worst finding, or a slowdown that people accepted."""
+    worst = cell.findings[0]
+    if worst.verdict != "PASS":
+        return worst
+    return next((finding for finding in cell.findings if finding.was is not None), None)
+
+
+def _key(finding: Finding) -> Key:
+    """Return what cells of one cause share; first what kind of cause it is."""
+    name, instance = finding.verdict, finding.case.instance
     if name in SLOWER:
-        return "slower", instance, _what_fails(finding)
+        return _what_fails(finding), instance
+    if name == "PASS":
+        return ACCEPTED, instance
     if name in ("WRONG", "IMPROVEMENT"):
         return name, instance
-    if name == "INCONCLUSIVE" and finding.suspected:
-        return "suspected", instance
     if name == "RECORDING":
         return name, str(bool(finding.changed))  # a new epoch, or simply not enough nights yet
     if name == "INCONCLUSIVE" and f"{BUDGET}: " in finding.reason:
-        return name, BUDGET
+        return (BUDGET,)
     if name == "INCONCLUSIVE" and finding.worse_by is not None:
-        return name, instance
+        return SUSPECTED if finding.suspected else UNSEEN, instance
     return name, "" if name in SHARED else instance, _kind(finding.reason)
 
 
 def _what_fails(finding: Finding) -> str:
     """Tell requests that fail from speed: they are shares of requests, or keep others from it."""
-    return "requests" if finding.gate == "complete" or finding.unit == "1" else "speed"
+    if finding.gate == "complete" or finding.unit == "1":
+        return REQUESTS
+    return MEMORY if finding.unit == "bytes" else SPEED
 
 
 def _kind(reason: str) -> str:
@@ -86,35 +98,35 @@ def _first(reason: str) -> str:
     return re.sub(r"^launch \d+: ", "", reason.partition(";")[0])
 
 
-def _cause(key: Key, group: Sequence[Judged]) -> Cause:
+def _cause(key: Key, group: Sequence[Finding]) -> Cause:
     clearest = max(group, key=_clearness)
-    instances = list(dict.fromkeys(cell.case.instance for cell in group))
-    finding = clearest.findings[0]
-    name = finding.verdict
-    owned = len(instances) == 1 and name not in SHARED and BUDGET not in key
+    instances = list(dict.fromkeys(finding.case.instance for finding in group))
+    name = clearest.verdict
+    owned = len(instances) == 1 and name not in SHARED and key[0] != BUDGET
     who = f" {instances[0]}" if owned else ""
     amount = f"{len(group)} cell{'s' if len(group) > 1 else ''}"
-    if not owned:
-        amount += f" of {few(instances)}"
-    first = f"{finding.case.name} {finding.metric}: {finding.reason}"
-    told = () if name == "RECORDING" else (first, *_for_all(group, clearest))
+    amount += "" if owned else f" of {few(instances)}"
+    first = f"{clearest.case.name} {clearest.metric}: {clearest.reason}"
+    told = () if name == "RECORDING" else (_one_line(first), *_for_all(group, clearest))
     return Cause(
-        verdict=min((cell.findings[0].verdict for cell in group), key=ORDER.index),
+        verdict=min((finding.verdict for finding in group), key=ORDER.index),
         instance=instances[0] if owned else None,
-        headline=f"{WORDS[name]}{who}: {_saying(key, group, finding)} ({amount})",
-        cells=tuple(cell_name(cell.case, cell.metric) for cell in group),
+        headline=_one_line(f"{WORDS[name]}{who}: {_saying(key, group, clearest)} ({amount})"),
+        cells=tuple(cell_name(finding.case, finding.metric) for finding in group),
         explanation=told,
     )
 
 
-def _clearness(cell: Judged) -> tuple[int, bool, float, float]:
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _clearness(finding: Finding) -> tuple[int, bool, float, float]:
     """Worst verdict first; then what says that requests failed, by how they did; then the one
     whose bound is farthest from no change; then the largest change."""
-    finding = cell.findings[0]
     sign = -1 if finding.verdict == "IMPROVEMENT" else 1
     low, high = finding.interval or (None, None)
-    near = low if sign > 0 else high
-    effect = finding.worse_by
+    near, effect = low if sign > 0 else high, finding.worse_by
     return (
         -ORDER.index(finding.verdict),
         finding.gate == "complete",
@@ -123,37 +135,33 @@ def _clearness(cell: Judged) -> tuple[int, bool, float, float]:
     )
 
 
-def _saying(key: Key, group: Sequence[Judged], clearest: Finding) -> str:
+def _saying(key: Key, group: Sequence[Finding], clearest: Finding) -> str:
     """Say in a few words what happened."""
-    name = clearest.verdict
-    moved = name in SLOWER and _what_fails(clearest) == "speed"
-    suspected = ", suspected" if "suspected" in key else ""
-    if moved or name == "IMPROVEMENT" or suspected:
-        parts = [_metrics(group), _changes(group), _where(group)]
-        return " ".join(part for part in parts if part) + suspected
-    if name == "WRONG":
-        return " ".join(part for part in (_metrics(group), _where(group)) if part)
-    if name == "RECORDING":
+    kind, what, where = key[0], _metrics(group), _where(group)
+    if kind in (SPEED, MEMORY, SUSPECTED, ACCEPTED, "IMPROVEMENT"):
+        said = " ".join(part for part in (what, _changes(group), where) if part)
+        return f"{said}, {kind}" if kind in (SUSPECTED, ACCEPTED) else said
+    if kind == "WRONG":
+        return f"{what} {where}".strip()
+    if kind == UNSEEN:
+        return f"{what} {where}: a change may be too small for it to see"
+    if kind == "RECORDING":
         # After the value, a reason says how far it is: "4 of 10 launches, night 2 of 5".
-        texts = (cell.findings[0].reason.partition(", ")[2] for cell in group)
+        texts = (finding.reason.partition(", ")[2] for finding in group)
         return f"baselines are recorded, {few([t for t in dict.fromkeys(texts) if t], 2)}"
-    reason = _first(clearest.reason)
-    if BUDGET in key:
-        reason = _first(clearest.reason[clearest.reason.index(BUDGET) :])
-    elif name in SLOWER:
-        return f"{reason}, {_where(group)}"
-    elif name == "INCONCLUSIVE" and clearest.worse_by is not None:
-        return f"{_metrics(group)} {_where(group)}: a change may be too small for it to see"
-    return reason if len(reason) <= MAX_REASON else f"{reason[:MAX_REASON]} [...]"
+    reason = clearest.reason
+    reason = _first(reason[reason.index(f"{BUDGET}: ") :] if kind == BUDGET else reason)
+    shown = reason if len(reason) <= MAX_REASON else f"{reason[:MAX_REASON]} [...]"
+    return f"{shown}, {where}" if kind == REQUESTS else shown
 
 
-def _metrics(group: Sequence[Judged]) -> str:
-    return few([named(metric) for metric in dict.fromkeys(cell.metric for cell in group)])
+def _metrics(group: Sequence[Finding]) -> str:
+    return few([named(metric) for metric in dict.fromkeys(finding.metric for finding in group)])
 
 
-def _where(group: Sequence[Judged]) -> str:
+def _where(group: Sequence[Finding]) -> str:
     """Name the levels; with their workload where there are several."""
-    cases = list(dict.fromkeys(cell.case for cell in group if cell.case.level))
+    cases = list(dict.fromkeys(finding.case for finding in group if finding.case.level))
     if not cases:
         return ""
     several = len({case.workload for case in cases}) > 1
@@ -161,14 +169,13 @@ def _where(group: Sequence[Judged]) -> str:
     return f"at {few(list(dict.fromkeys(names)), 4)}"
 
 
-def _changes(group: Sequence[Judged]) -> str:
+def _changes(group: Sequence[Finding]) -> str:
     """Return the range of the changes; those beyond a limit only where there are no others."""
-    found = [f for cell in group for f in cell.findings[:1] if f.worse_by is not None]
-    compared = [f for f in found if f.gate != "limit"]
+    found = [(f.gate, f.worse_by) for f in group if f.worse_by is not None]
+    compared = [change for gate, change in found if gate != "limit"]
     sizes = sorted(
-        f.worse_by if f.worse_by > 0 else 1 / (1 + f.worse_by) - 1
-        for f in compared or found
-        if f.worse_by is not None
+        change if change > 0 else 1 / (1 + change) - 1
+        for change in compared or [change for _, change in found]
     )
     if not sizes:
         return ""
@@ -177,24 +184,23 @@ def _changes(group: Sequence[Judged]) -> str:
     return shown if compared else f"{shown} beyond the limit"
 
 
-def _for_all(group: Sequence[Judged], clearest: Judged) -> tuple[str, ...]:
+def _for_all(group: Sequence[Finding], clearest: Finding) -> tuple[str, ...]:
     """Return the clearest cell's explanation, with commands that are about all cells.
 
     Accepting by a pattern accepts what is slower and nothing else; muting by one would mute all
     that it stands for, so that stays with the one cell.
     """
-    case, metric = clearest.case, clearest.metric
-    pattern = _pattern([cell.case for cell in group], [cell.metric for cell in group])
-    wide = cell_name(case, metric) if pattern is None else shlex.quote(pattern)
+    case, cases = clearest.case, [finding.case for finding in group]
+    own = cell_name(case, clearest.metric)
+    pattern = _pattern(cases, [finding.metric for finding in group])
+    wide = own if pattern is None else shlex.quote(pattern)
+    engines, levels = ([getattr(c, n) for c in cases] for n in ("instance", "level"))
     swaps = {
-        ACCEPT: (cell_name(case, metric), wide),
-        f"{REPEAT}headway run": (
-            f" --engine {case.instance}",
-            _options("engine", "instance", group),
-        ),
-        REPEAT: (f" --level {case.level}", _options("level", "level", group)),
+        ACCEPT: (own, wide),
+        f"{REPEAT}headway run": (f" --engine {case.instance}", _options("engine", engines)),
+        REPEAT: (f" --level {case.level}", _options("level", levels)),
     }
-    return tuple(_swapped(line, swaps) for line in clearest.findings[0].explanation)
+    return tuple(_swapped(line, swaps) for line in clearest.explanation)
 
 
 def _swapped(line: str, swaps: Mapping[str, tuple[str, str]]) -> str:
@@ -205,9 +211,8 @@ def _swapped(line: str, swaps: Mapping[str, tuple[str, str]]) -> str:
     return line
 
 
-def _options(option: str, attribute: str, group: Sequence[Judged]) -> str:
-    values = dict.fromkeys(getattr(cell.case, attribute) for cell in group)
-    return "".join(f" --{option} {shlex.quote(value)}" for value in values if value)
+def _options(option: str, values: Sequence[str]) -> str:
+    return "".join(f" --{option} {shlex.quote(value)}" for value in dict.fromkeys(values) if value)
 
 
 def _pattern(cases: Sequence[Case], metrics: Sequence[str]) -> str | None:

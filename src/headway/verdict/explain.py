@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from headway import calibration, fingerprint, history, pairs
@@ -131,7 +131,8 @@ def _since_good(night: _Night, finding: Finding) -> Iterator[str]:
     """Say what changed since the last good night, and what did not."""
     earlier = reversed(_known(night, finding))
     good = next((e for e in earlier if _said(e.cell, finding) in GOOD), None)
-    if good is None or finding.verdict == "IMPROVEMENT":
+    known = finding.case.model in night.results.models
+    if good is None or not known or finding.verdict == "IMPROVEMENT":
         return
     results, then = night.results, good.case.sample
     day = history.day_of(good.record.started_at)
@@ -189,9 +190,8 @@ def _levels(night: _Night, finding: Finding) -> Iterator[str]:
     mine = _change(finding.case.level, finding)
     changes = [c for f in found if (c := _change(f.case.level, f)) is not None]
     if mine is not None and changes and _moved(finding):
-        names = [f.case.level for f in _by_load(night, [finding, *found])]
         said = _sorted_out("same direction at", "not at", changes, mine.worse_by)
-        meaning = _meaning(mine, sorted([mine, *changes], key=lambda c: names.index(c.name)))
+        meaning = _meaning(mine, _by_load(night, finding.case, [mine, *changes]))
         if said:
             yield f"{said}{': ' if meaning else ''}{meaning}"
 
@@ -209,14 +209,16 @@ def _place(case: Case) -> tuple[str, str, str]:
     return case.instance, case.model, case.workload
 
 
-def _by_load(night: _Night, findings: Iterable[Finding]) -> list[Finding]:
-    """Sort by load: closed loop by concurrency, then open loop by rate."""
-
-    def load(finding: Finding) -> tuple[bool, float]:
-        level = night.results.suite.level(finding.case)
-        return not level.closed, float(level.concurrency or level.rate_per_s or 0.0)
-
-    return sorted(findings, key=load)
+def _by_load(night: _Night, case: Case, changes: Sequence[Change]) -> list[Change]:
+    """Return a change per level of a workload, the lightest load first; none if one is missing."""
+    by_name = {change.name: change for change in changes}
+    levels = night.results.suite.workload(case.workload).levels
+    if len({level.closed for level in levels}) > 1 or not {lv.name for lv in levels} <= set(
+        by_name
+    ):
+        return []
+    ordered = sorted(levels, key=lambda level: level.concurrency or level.rate_per_s or 0.0)
+    return [by_name[level.name] for level in ordered]
 
 
 def _change(name: str, finding: Finding) -> Change | None:
@@ -239,6 +241,8 @@ def _sorted_out(moved: str, still: str, changes: Sequence[Change], effect: float
 
 def _meaning(mine: Change, by_load: Sequence[Change]) -> str:
     """Say what the levels together mean, where that is certain."""
+    if not by_load:
+        return ""
     effect = mine.worse_by
     goes = [c.goes_with(effect) for c in by_load]
     if goes.count(True) == 1 and goes.count(False) == len(goes) - 1 and len(goes) > 2:

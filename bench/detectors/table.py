@@ -12,7 +12,7 @@ from rich.table import Table
 
 from detectors.scores import SCENARIOS
 
-WIDTH = 132
+WIDTH = 140
 HEADS = {"improvement": "improve-\nment"}
 
 
@@ -36,7 +36,7 @@ def _sizes(preset: str, rows: Sequence[Mapping[str, Any]]) -> Table:
         title=f"{preset}: alarms", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1)
     )
     table.add_column("detector", no_wrap=True)
-    table.add_column("set to")
+    table.add_column("set to", no_wrap=True, min_width=6)
     columns = (
         "false alarms\n/100 nights",
         "upper",

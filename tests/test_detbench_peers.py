@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import math
 import statistics
-import sys
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
+import detectors as bench
+import detectors.detector
+import detectors.episodes
+import detectors.injections
+import detectors.layout
+import detectors.noise
+import detectors.peers
+import detectors.real_tools
+import detectors.record
+import detectors.recordings
+import detectors.scores
+import detectors.table
+import detectors.work
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -21,23 +31,6 @@ from scipy import stats
 ROOT = Path(__file__).resolve().parent.parent
 BENCH = ROOT / "bench" / "detectors"
 
-
-def load() -> SimpleNamespace:
-    """Import the package by its path: bench/ is on no path of Python's."""
-    if "detectors" not in sys.modules:
-        spec = importlib.util.spec_from_file_location(
-            "detectors", BENCH / "__init__.py", submodule_search_locations=[str(BENCH)]
-        )
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules["detectors"] = module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    names = ("detector", "episodes", "injections", "layout", "noise", "peers", "real_tools")
-    names += ("record", "recordings", "scores", "table", "work")
-    return SimpleNamespace(**{n: importlib.import_module(f"detectors.{n}") for n in names})
-
-
-bench = load()
 CANDIDATE, REFERENCE = bench.injections.CANDIDATE, bench.injections.REFERENCE
 INJECTIONS, PRESETS = bench.injections.INJECTIONS, bench.noise.PRESETS
 LAYOUT = bench.layout.SIMULATED

@@ -35,7 +35,7 @@ class Look:
     """The differences of one candidate over some pairs: `rows[pair][cell]`, None where one is lost.
 
     `planned` is how many pairs there were to be. `lost` says why a difference is missing, by pair
-    and cell; `cells` holds those that have enough of them, `thin` the others.
+    and cell; `cells` holds those that have enough of them.
     """
 
     candidate: str
@@ -44,7 +44,6 @@ class Look:
     cells: tuple[CellKey, ...]
     rows: tuple[tuple[float | None, ...], ...]
     lost: Mapping[CellKey, tuple[str, ...]]
-    thin: frozenset[CellKey] = frozenset()
 
     def table(self) -> NDArray[np.float64]:
         """Return the differences as an array [pairs, cells], NaN where one is lost."""
@@ -105,8 +104,7 @@ def look(
         for cell, column in columns.items()
     }
     rows = tuple(tuple(columns[c][n][0] for c in kept) for n in launches)
-    thin = frozenset(columns) - frozenset(kept)
-    return Look(candidate, len(launches), tuple(launches), tuple(kept), rows, lost, thin)
+    return Look(candidate, len(launches), tuple(launches), tuple(kept), rows, lost)
 
 
 def _unpaid(results: Results, candidate: str, launch: int) -> bool:

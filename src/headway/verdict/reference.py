@@ -43,7 +43,7 @@ class Shift:
 
     change: float
     interval: Interval
-    visible: float | None
+    visible: float
     num_pairs: int
     slower: bool
     faster: bool
@@ -130,8 +130,7 @@ def _estimate(column: NDArray[np.float64]) -> tuple[float, Interval]:
 
     from headway.stats import pairs as arithmetic
 
-    found = arithmetic.hodges_lehmann(column, CONFIDENCE)
-    change, low, high = found
+    change, low, high = arithmetic.hodges_lehmann(column, CONFIDENCE)
     if low is None or high is None:
         n = len(column)
         half = float(t.ppf((1 + CONFIDENCE) / 2, n - 1) * column.std(ddof=1) / math.sqrt(n))
@@ -175,13 +174,13 @@ def _finding(
     facts: dict[str, Any] = {
         "worse_by": math.expm1(shift.change),
         "bound": gate.margin,
-        "visible": None if shift.visible is None else math.expm1(shift.visible),
+        "visible": math.expm1(shift.visible) if shift.visible < math.inf else None,
         "interval": bounds,
         "changed": _changed(results, case.instance, gate.instance),
     }
     verdict, more = _verdict(gate, shift, spent)
     reason = f"{_effect(gate, shift, bounds, len(lost))}{more}"
-    return finding(verdict, reason, due=verdict == "INCONCLUSIVE", **facts)
+    return finding(verdict, reason, **facts)
 
 
 def _verdict(gate: ReferenceGate, shift: Shift, spent: str | None) -> tuple[Verdict, str]:
@@ -195,12 +194,12 @@ def _verdict(gate: ReferenceGate, shift: Shift, spent: str | None) -> tuple[Verd
     finds, high = math.log1p(gate.finds), shift.interval[1]
     if high is not None and high < finds:
         return "PASS", ""
-    would_show = shift.visible is not None and shift.visible <= finds
+    would_show = shift.visible <= finds
     if would_show and shift.change < math.log1p(gate.margin):
-        return "PASS", f"; a change of {math.expm1(shift.visible or 0.0):.1%} would have shown"
+        return "PASS", f"; a change of {math.expm1(shift.visible):.1%} would have shown"
     if would_show:
         return "INCONCLUSIVE", "; beyond the margin, and not beyond chance"
-    seen = "" if shift.visible is None else f" less than {math.expm1(shift.visible):.1%}"
+    seen = "" if shift.visible == math.inf else f" less than {math.expm1(shift.visible):.1%}"
     limit = f"; with at most {gate.max_pairs} pairs it cannot see{seen}"
     return "INCONCLUSIVE", limit + _would_decide(gate, shift)
 

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway import calibration
 from headway.night import machine
 from headway.night.machine import LOOK_S, QUIET_SHARE, Ticks, others_share, wait_quiet
 
@@ -135,32 +134,3 @@ def test_a_stranger_is_not_ours():
     others, own = burnt(["sh", "-c", script, "sh", BURN])
     assert others >= 45
     assert own < 45
-
-
-class Readings:
-    """Kernels that read what they are told, a second each."""
-
-    def __init__(self, *seconds):
-        self.left, self.now = list(seconds), 0.0
-
-    def read(self):
-        self.now += 1
-        return {"matmul": self.left.pop(0) if len(self.left) > 1 else self.left[0]}
-
-    def settled(self, limit_s):
-        known = calibration.bands([{"matmul": 1.0}] * calibration.MIN_READINGS)
-        found = machine.read_settled(self, known, limit_s, clock=lambda: self.now)
-        return [reading["matmul"] for reading in found]
-
-
-@pytest.mark.parametrize(
-    ("read", "limit_s", "expected"),
-    [
-        ([1.01, 2.0], 9, [1.01]),
-        ([2.0, 0.5, 1.02, 2.0], 9, [2.0, 0.5, 1.02]),
-        ([2.0], 3, [2.0, 2.0, 2.0]),
-        ([2.0, 1.0], 0, [2.0]),
-    ],
-)
-def test_a_run_is_begun_when_the_machine_is_as_it_was(read, limit_s, expected):
-    assert Readings(*read).settled(limit_s) == expected

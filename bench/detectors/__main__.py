@@ -21,7 +21,7 @@ from detectors.injections import INJECTIONS  # noqa: E402
 from detectors.noise import PRESETS  # noqa: E402
 from headway.installer import EnvironmentFailed  # noqa: E402
 
-NIGHTS = 300
+NIGHTS = 200
 MANY = 100_000
 
 
@@ -69,7 +69,9 @@ def _parser() -> argparse.ArgumentParser:
             help=f"some of: {', '.join(known).replace('%', '%%')} (default: all)",
         )
     parser.add_argument(
-        "--nights", type=_positive, help=f"of each row (default: {NIGHTS}; no end with --seconds)"
+        "--nights",
+        type=_positive,
+        help=f"under {work.MAIN}, half elsewhere (default: {NIGHTS}; no end with --seconds)",
     )
     parser.add_argument(
         "--seconds", type=float, help="begin nothing after this; the rows say how far they came"

@@ -40,7 +40,7 @@ class HeadwayReference:
     """The reference gate at one sensitivity: pairs every night, more on suspicion."""
 
     sensitivity: str = "5%"
-    most: int | None = 60
+    most: int | None = 40
 
     @property
     def name(self) -> str:
@@ -55,7 +55,10 @@ class HeadwayReference:
     def run(
         self, conditions: Conditions, injection: Injection, seed: int, num_nights: int
     ) -> list[NightOutcome]:
-        """Judge each night of each episode by itself: this gate has no memory."""
+        """Judge each night of each episode by itself: this gate has no memory.
+
+        So the first night of an episode stands for all, unless each has its own injection.
+        """
         loaded = _suite(conditions.layout, reference=self.sensitivity)
         gate = loaded.reference
         assert gate is not None
@@ -65,7 +68,7 @@ class HeadwayReference:
         with _folder() as folder:
             for episode in range(num_nights):
                 series = conditions.series((seed, episode), injection)
-                for number in range(injection.lasts):
+                for number in range(injection.lasts if injection.daily else 1):
                     drawn = series.night(number)
                     results, lab = measured(loaded, conditions.layout, drawn, folder)
                     judged = verdict.judge(results, verdict.Memory())
@@ -85,7 +88,7 @@ class HeadwayBaseline:
     """
 
     past: int = 16
-    most: int | None = 100
+    most: int | None = 40
 
     @property
     def name(self) -> str:

@@ -117,7 +117,9 @@ def _right(nights: Sequence[NightOutcome], found: bool, injection: Injection) ->
         case "faster":
             return found and not alarmed
         case "incomparable":
-            return not alarmed and bool(said & INCOMPARABLE)
+            # What was measured in pairs tonight is compared with itself, and may be.
+            paired = any(night.pairs is not None for night in nights)
+            return not alarmed and (paired or bool(said & INCOMPARABLE))
         case "failures":
             return not alarmed and "LIMIT" in said
     return not alarmed
@@ -163,7 +165,9 @@ def row(
         found, name = tallies.get(size, Tally()), size.replace("%", "pct")
         scores[f"found_{name}"] = _share(found.found, found.episodes)
         scores[f"found_{name}_interval"] = interval(found.found, found.episodes)
-        scores[f"found_{name}_in_3_nights"] = _share(found.found_in_3, found.episodes)
+        followed = found.nights >= 3 * found.episodes
+        in_3 = _share(found.found_in_3, found.episodes) if followed else None
+        scores[f"found_{name}_in_3_nights"] = in_3
         scores[f"cells_found_{name}"] = _share(found.cells, found.gated)
     scores["scenarios"] = {name: _scenario(tallies[name]) for name in SCENARIOS if name in tallies}
     return scores

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
 from detectors.layout import LaunchDraw, Night, RunDraw
@@ -33,7 +33,7 @@ from headway.workload import pair_key
 # Nominal times. Between a request's last token and its end there is room for what throughput is to
 # be, whatever the latencies are: each metric of a Run is drawn by itself.
 TTFT_S, TTFT_P99_S, ITL_S, PERIOD_S = 0.060, 0.090, 0.030, 0.240
-LAUNCH_S = 2.0
+LAUNCH_S, WARM_UP_S = 2.0, 4.0
 KERNELS_TAKE_S = 0.3
 
 
@@ -50,7 +50,8 @@ class SimulatedLab:
     started: datetime
     time_s: float = 0.0
     launches: int = 0
-    around: list[Mapping[str, float]] = field(default_factory=list)
+    around: tuple[Mapping[str, float], ...] = ()
+    driven: bool = False
 
     def clock(self) -> float:
         """Seconds since the night began."""
@@ -70,9 +71,12 @@ class SimulatedLab:
         return SimulatedEngine(self, drawn, info, LAUNCH_S, tuple(fake_tokens(prompt, 1)))
 
     def calibrate(self) -> Mapping[str, float]:
-        """Return what was drawn around the Run at hand, else what the kernels take now."""
+        """Return what was drawn before or after the Run at hand, else what the kernels take now.
+
+        However often it is read, it stays what it is: waiting is in vain here.
+        """
         self.time_s += KERNELS_TAKE_S
-        return self.around.pop(0) if self.around else self.drawn.calibrate()
+        return self.around[self.driven] if self.around else self.drawn.calibrate()
 
     def wait_quiet(self, limit_s: float) -> float:
         """Wait for nothing: the simulated machine is as quiet as it gets."""
@@ -98,9 +102,10 @@ class SimulatedEngine:
     first_output: tuple[int, ...]
 
     def warm_up(self, case: Case, level: Level, requests: Sequence[Request]) -> Mapping[str, float]:
-        """Take no time; what the kernels are to say around the Run is known from here on."""
+        """Let time pass; what the kernels are to say around the Run is known from here on."""
         drawn = self.drawn.run(self.lab.cases[case.workload, case.level])
-        self.lab.around = list(drawn.calibration)
+        self.lab.around, self.lab.driven = drawn.calibration, False
+        self.lab.time_s += WARM_UP_S
         return {}
 
     def drive(
@@ -111,6 +116,7 @@ class SimulatedEngine:
         records = served(requests, level.concurrency or 1, drawn)
         span_s = max(record.ended_s or 0.0 for record in records)
         self.lab.time_s += span_s
+        self.lab.driven = True
         client = {"loop_lag_p99_s": 0.0005, "cpu_share": 0.05}
         return Driven(span_s, records, client, {"peak_rss_bytes": 2.0**28})
 

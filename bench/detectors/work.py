@@ -24,6 +24,8 @@ from detectors.scores import Tally, row, tally
 # Every detector by its label: its name, with what it is set to where there are several of it.
 DETECTORS: dict[str, Detector] = {**OURS, **PEERS, **TOOLS}
 CHUNK = 20
+# The preset that goals are set for is run twice as long as the others.
+MAIN = "shared"
 Key = tuple[str, str, str]
 
 
@@ -80,6 +82,7 @@ def do(job: Job) -> Counted:
         for one in job.detectors:
             detector = DETECTORS[one]
             most = None if injection is NONE else detector.most
+            most = None if most is None else _share_of(job.preset, most)
             num_nights = job.num_nights if most is None else min(job.num_nights, most - job.first)
             if num_nights <= 0 or (one, job.preset) in counted.missing:
                 continue
@@ -94,6 +97,10 @@ def do(job: Job) -> Counted:
             counted.tallies[one, job.preset, name] = tally(outcomes, injection, drawn.layout)
     counted.seconds = time.monotonic() - started
     return counted
+
+
+def _share_of(preset: str, count: int) -> int:
+    return count if preset == MAIN else -(-count // 2)
 
 
 def jobs(
@@ -112,9 +119,10 @@ def jobs(
         # The rules take less time than what is drawn for them, the others far more.
         some = [tuple(injections)] if family == RULES else [(one,) for one in injections]
         for first in range(0, num_nights, CHUNK):
-            count = min(CHUNK, num_nights - first)
             for names, preset in itertools.product(some, presets):
-                yield Job(tuple(families[family]), preset, names, seed, first, count)
+                count = min(CHUNK, _share_of(preset, num_nights) - first)
+                if count > 0:
+                    yield Job(tuple(families[family]), preset, names, seed, first, count)
 
     return {family: of(family) for family in families}
 

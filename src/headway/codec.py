@@ -16,14 +16,18 @@ class DecodeError(ValueError):
 
 def encode(value: Any) -> Any:
     """Return `value` as JSON values; NaN and infinities are refused (rule: undefined is None)."""
+    if value is None or isinstance(value, str | int):
+        return value
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise ValueError(f"{value} cannot be stored: an undefined number is None")
+        return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: encode(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, Mapping):
         return {str(key): encode(item) for key, item in value.items()}
     if isinstance(value, tuple | list):
         return [encode(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{value} cannot be stored: an undefined number is None")
     return value
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -132,7 +133,7 @@ class Level:
         return self.concurrency is not None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Case:
     """What is compared with itself from night to night: instance, model, workload, level."""
 
@@ -141,7 +142,7 @@ class Case:
     workload: str
     level: str
 
-    @property
+    @cached_property
     def name(self) -> str:
         """`instance-workload-level`; the parts hold no `-`, so it splits.
 

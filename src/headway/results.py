@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from headway import metrics, stats
 from headway.core import Calibration, Case, LaunchRecord, Run, StepTiming, Verification
@@ -49,7 +50,7 @@ class Sample:
     invalid: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Results:
     """One night. `expected` names what was to be measured: (instance, launch, case name).
 
@@ -72,13 +73,18 @@ class Results:
     generated: tuple[Generated, ...] = ()
     calibrations: tuple[Calibration, ...] = ()
 
-    def runs_of(self, case: Case) -> dict[int, Run]:
+    def runs_of(self, case: Case) -> Mapping[int, Run]:
         """Return the last attempt of each launch of a case."""
-        chosen: dict[int, Run] = {}
+        return self._runs.get(case, {})
+
+    @cached_property
+    def _runs(self) -> Mapping[Case, Mapping[int, Run]]:
+        found: dict[Case, dict[int, Run]] = {}
         for run in self.runs:
-            if run.case == case and run.attempt >= chosen.get(run.launch, run).attempt:
+            chosen = found.setdefault(run.case, {})
+            if run.attempt >= chosen.get(run.launch, run).attempt:
                 chosen[run.launch] = run
-        return chosen
+        return found
 
     def replaced(self, case: Case) -> list[Run]:
         """Return the Runs of a case that a later attempt of their launch took the place of."""
@@ -86,13 +92,27 @@ class Results:
         return [run for run in self.runs if run.case == case and all(run is not k for k in kept)]
 
     def launches_of(self, case: Case) -> list[int]:
-        """Return the launches in which a case was to be measured, in order."""
-        return [n for i, n, name in self.expected if (i, name) == (case.instance, case.name)]
+        """Return the launches in which a case was to be measured, in order.
+
+        A case without a level stands for the launches of its instance.
+        """
+        return self._expected.get((case.instance, case.name), [])
+
+    @cached_property
+    def _expected(self) -> Mapping[tuple[str, str], list[int]]:
+        found: dict[tuple[str, str], dict[int, None]] = {}
+        for instance, launch, name in self.expected:
+            for key in ((instance, name), (instance, instance)):
+                found.setdefault(key, {})[launch] = None
+        return {key: sorted(launches) for key, launches in found.items()}
 
     def launch_of(self, instance: str, launch: int) -> LaunchRecord | None:
         """Return what is known last of a launch: its last attempt, and how that ended."""
-        tries = [r for r in self.launches if r.instance == instance and r.launch == launch]
-        return tries[-1] if tries else None
+        return self._records.get((instance, launch))
+
+    @cached_property
+    def _records(self) -> Mapping[tuple[str, int], LaunchRecord]:
+        return {(record.instance, record.launch): record for record in self.launches}
 
     def readings(self) -> tuple[Mapping[str, float], ...]:
         """Return every reading of the calibration kernels in this night."""
@@ -111,17 +131,12 @@ class Results:
         return math.fsum((*starts, *spans))
 
     def ran_out(self, case: Case, last: int | None = None) -> str | None:
-        """Say that the budget kept a case from some launch (up to `last`); None if it did not.
-
-        A case without a level stands for the launches of its instance.
-        """
+        """Say that the budget kept a case from some launch (up to `last`); None if it did not."""
         runs = self.runs_of(case) if case.level else {}
-        for instance, launch, name in self.expected:
-            mine = name == case.name if case.level else True
-            if instance == case.instance and mine and launch not in runs:
-                record = self.launch_of(instance, launch)
-                if record is not None and record.failure_kind == "budget":
-                    return record.failure if last is None or launch <= last else None
+        for launch in self.launches_of(case):
+            record = None if launch in runs else self._records.get((case.instance, launch))
+            if record is not None and record.failure_kind == "budget":
+                return record.failure if last is None or launch <= last else None
         return None
 
     def launch_case(self, instance: str) -> Case:
@@ -154,13 +169,11 @@ class Results:
 
     def _launch_samples(self, instance: str) -> tuple[Sample, ...]:
         """Return launch times, one per launch."""
-        samples = []
-        for launch in sorted({number for name, number, _ in self.expected if name == instance}):
+        samples, case = [], self.launch_case(instance)
+        for launch in self.launches_of(case):
             record = self.launch_of(instance, launch)
             value = record.launch_s if record else None
-            reason = None
-            if value is None:
-                reason = self.why_missing(self.launch_case(instance), launch)
+            reason = None if value is not None else self.why_missing(case, launch)
             samples.append(Sample(launch, value, reason))
         return tuple(samples)
 

@@ -10,7 +10,7 @@ import hashlib
 import json
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 from headway.core import Request
@@ -143,9 +143,9 @@ def _filler_runs(draw: random.Random, budget: int, most: int) -> list[int]:
 
 def workload_hash(requests: Sequence[Request]) -> str:
     """Return a short name of the requests: two Runs with the same one sent the same bytes."""
-    digest = hashlib.sha256()
+    digest, names = hashlib.sha256(), [field.name for field in fields(Request)]
     for request in requests:
-        digest.update(json.dumps(astuple(request)).encode())
+        digest.update(json.dumps([getattr(request, name) for name in names]).encode())
     return digest.hexdigest()[:16]
 
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headway import calibration
 from headway.engines import launch as launcher
 from headway.engines.supervise import descendants
 
@@ -93,25 +92,6 @@ class Kernels:
             return f"the calibration kernels did not answer within {timeout_s:g} s"
         said = launcher.tail(self._log, 1) or "they said nothing"
         return f"the calibration kernels ended: {said}"
-
-
-def read_settled(
-    running: Kernels,
-    known: Mapping[str, calibration.Band],
-    limit_s: float,
-    *,
-    clock: Callable[[], float] = time.monotonic,
-) -> tuple[Mapping[str, float], ...]:
-    """Read until the machine is as it is otherwise, for `limit_s` at most; return all readings.
-
-    The last is the one to start from: a Run is better begun a little later than thrown away. What
-    lies outside its band only for a while is waited for; what stays there is the Run's to say.
-    """
-    started_s = clock()
-    readings = [running.read()]
-    while calibration.moved(readings[-1:], known) and clock() - started_s < limit_s:
-        readings.append(running.read())
-    return tuple(readings)
 
 
 def _is_time(value: object) -> bool:

@@ -33,6 +33,8 @@ GENERATED_PER_MODEL = 2
 VERIFIED_AT_ONCE = 20
 # What was read after one Run was read before the next one too, if nothing long is in between.
 SAME_READING_S = 3.0
+# A machine that is another one for a moment is waited for before a Run, this long at most.
+SETTLE_S = 15.0
 # A night that was left unfinished longer ago is not carried on: the machine is another by now.
 MAX_AGE_S = 12 * 3600
 PythonFor = Callable[[str], Path]
@@ -70,7 +72,8 @@ class Night:
     def calibrate(self, fresh: bool = True) -> Mapping[str, float]:
         """Read the calibration kernels; the night's first reading is one of several.
 
-        Unless it is to be `fresh`, the last reading will do as long as it is next to now.
+        Unless it is to be `fresh`, the last reading will do as long as it is next to now, and what
+        lies outside its band is waited for: a Run is better begun later than thrown away.
         """
         if not self.suite.calibrate:
             return {}
@@ -82,9 +85,19 @@ class Night:
             self.add(Calibration(self.lab.now(), seconds))
         at, last = self.reading
         if fresh or self.lab.clock() - at > SAME_READING_S:
-            last = self.lab.calibrate()
-            self.reading = (self.lab.clock(), last)
+            last = self._read()
+        until_s = self.lab.clock() + SETTLE_S
+        while not fresh and calibration.moved((last,), self.bands()):
+            if self.lab.clock() >= until_s:
+                break  # what stays outside is the Run's to say
+            self.say("waiting for the calibration kernels to come back into their bands")
+            self.add(Calibration(self.lab.now(), last))
+            last = self._read()
         return last
+
+    def _read(self) -> Mapping[str, float]:
+        self.reading = (self.lab.clock(), self.lab.calibrate())
+        return self.reading[1]
 
     def bands(self) -> Mapping[str, Band]:
         """Return where each kernel may be, by what this night has read of it so far."""

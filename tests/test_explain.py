@@ -104,7 +104,7 @@ def test_a_slowdown_against_the_reference_is_explained_from_effect_to_command(
     message, *lines = told(cell.findings[0]).split("\n  ")
     assert message == (
         "REGRESSION new-w32_16-c4 ttft_p50: 10.0% worse than old (95% interval +10.0% to +10.0% "
-        "worse; margin 2.0%; 5 pairs)"
+        "worse; margin 2.0%; 5 pairs, p 2.1e-09 for the whole family)"
     )
     assert lines == [
         "differs from old: version: 1.0 → 1.1",

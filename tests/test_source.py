@@ -535,16 +535,6 @@ def test_a_checkout_too_old_to_name_its_environments(
     assert "says no environments in" in not_built("fake", home, checkout.folder)
 
 
-def test_the_commit_of_an_instance(repository: Repository, home: Path) -> None:
-    old, new = instance("engine:E", "HEAD~1", "old"), Instance("new", "engine:E", "fake", "f")
-    sources = source.resolve_all("s.toml", [old, new], home, repository.folder, lambda _: None)
-    assert source.commit_of(old, sources, "here-dirty") == repository.git(
-        "rev-parse", "--short=12", "HEAD~1"
-    )
-    assert source.commit_of(new, sources, "here-dirty") == "here-dirty"
-    assert source.commit_of(new, sources, None) is None
-
-
 # Launches.
 
 

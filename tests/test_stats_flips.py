@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binom, permutation_test, rankdata, wilcoxon
 
-from headway.stats.flips import CLIP, max_t, with_pooled
+from headway.stats.flips import CLIP, max_t
 
 STATISTICS = ["clipped", "mean", "rank"]
 # Multiples of 1/64: sums are exact in any order, and ties are ties.
@@ -231,19 +231,3 @@ def test_cells_that_did_not_move_are_not_blamed_beside_one_that_did():
         d[:, 0] += 0.2
         wrong += max_t(d, 0.0, seed=0)[1:].min() <= alpha
     assert wrong <= binom.ppf(1 - 1e-4, nights, alpha)
-
-
-def test_pooled_columns_are_medians_over_the_levels():
-    d = np.array([[1.0, 10.0, 3.0, 20.0], [5.0, 30.0, 4.0, 50.0], [0.0, np.nan, 2.0, 1.0]])
-    found = with_pooled(d, [[0, 2], [1, 3]])
-    assert found[:, :4].tolist()[:2] == d.tolist()[:2]
-    assert found[:2, 4:].tolist() == [[2.0, 15.0], [4.5, 40.0]]
-    assert found[2, 4] == 1.0
-    assert np.isnan(found[2, 5])
-
-
-def test_pooling_shows_what_every_level_hints_at():
-    rng = np.random.default_rng(6)
-    d = 0.012 + 0.03 * rng.standard_normal((12, 8))
-    assert max_t(d, 0.0, seed=0).min() > 0.004
-    assert max_t(with_pooled(d, [range(8)]), 0.0, seed=0)[8] <= 0.02

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from headway.stats.pairs import far_beyond, max_t, suspicious
+from headway.stats.pairs import max_t, student_p, suspicious
 
 LEVELS, METRICS = 8, 3
 CELLS = LEVELS * METRICS
@@ -48,7 +48,7 @@ def night(rng, machine, pairs):
 def judge(d, margin, first_pairs):
     """Return whether any cell is called slower, and after how many pairs."""
     margin, first = math.log1p(margin), d[:first_pairs]
-    if far_beyond(first, margin, alpha=BY_T, family=CELLS).any():
+    if (student_p(first, margin, family=CELLS) <= BY_T).any():
         return True, first_pairs
     doubtful = suspicious(first, margin).reshape(LEVELS, METRICS).any(axis=1)
     if not doubtful.any():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -22,37 +21,20 @@ from headway import (
     upkeep,
     verdict,
 )
+from headway.console import BAD, GOOD, UsageFailure, ended
 from headway.decisions import Decision, DecisionError
 from headway.fingerprint import find_device, read_machine
 from headway.plugin.files import suite_folders
 from headway.suite import Suite
 
-GOOD, BAD, USAGE = 0, 1, 2
 Command = Callable[[argparse.Namespace], int]
-
-
-class Refused(Exception):
-    """What was asked for cannot be done; the message is one sentence."""
 
 
 def main(argv: Sequence[str]) -> int:
     """Run one action; returns 0 good, 1 something is wrong, 2 usage."""
     arguments = _parser().parse_args(argv)
-    try:
-        code: int = arguments.command(arguments)
-    except (
-        Refused,
-        baseline.BaselineError,
-        DecisionError,
-        night.JournalError,
-        suite.SuiteError,
-    ) as error:
-        sys.stderr.write(f"headway: {error}\n")
-        return USAGE
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return GOOD
-    return code
+    refusals = (baseline.BaselineError, DecisionError, night.JournalError, suite.SuiteError)
+    return ended(lambda: arguments.command(arguments), *refusals)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -132,14 +114,16 @@ def propose(arguments: argparse.Namespace) -> int:
         device = arguments.device or _device(home, loaded.name)
         nights, skipped = history.load(home, device, loaded.name)
         if not nights:
-            raise Refused(f"{home} holds no night of {loaded.name} on {device}: measure one first")
+            raise UsageFailure(
+                f"{home} holds no night of {loaded.name} on {device}: measure one first"
+            )
     _warn(skipped)
     if arguments.since is not None:
         _day("--since", arguments.since)
     made = proposal.propose(loaded, nights, root, arguments.since)
     sys.stdout.write("\n".join(proposal.table(made.rows)) + "\n")
     if not made.changes:
-        raise Refused("there is nothing to propose yet: the last column says why")
+        raise UsageFailure("there is nothing to propose yet: the last column says why")
     path = folder / proposal.PATCH
     _write(path, proposal.patch_of(made, Path()))
     sys.stdout.write(f"\nreview it, then:  git apply {path}\n")
@@ -166,7 +150,7 @@ def show(arguments: argparse.Namespace) -> int:
 def check(arguments: argparse.Namespace) -> int:
     """`headway baseline check [SUITE …]`: one line for everything that is wrong."""
     if not arguments.baselines.is_dir():
-        raise Refused(f"{arguments.baselines} is no folder; choose another by --baselines")
+        raise UsageFailure(f"{arguments.baselines} is no folder; choose another by --baselines")
     names = arguments.suites or [
         str(path) for folder in suite_folders() for path in sorted(folder.glob("*.toml"))
     ]
@@ -261,16 +245,16 @@ def _from_run(path: Path, cell: str) -> dict[str, float]:
     try:
         document = read_document(file.read_text(encoding="utf-8"), str(file))
     except (OSError, UnicodeDecodeError) as error:
-        raise Refused(f"{file} cannot be read: {error}") from error
+        raise UsageFailure(f"{file} cannot be read: {error}") from error
     except ReportError as error:
-        raise Refused(str(error)) from error
+        raise UsageFailure(str(error)) from error
     return upkeep.slowdowns_of_report(document, cell)
 
 
 def _share(text: str) -> float:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", text.strip())
     if match is None or not float(match[1]) > 0:
-        raise Refused(f"--effect is {text!r}; it must be a percentage above 0, as 8%")
+        raise UsageFailure(f"--effect is {text!r}; it must be a percentage above 0, as 8%")
     return float(match[1]) / 100
 
 
@@ -278,7 +262,7 @@ def _day(option: str, text: str) -> date:
     try:
         return date.fromisoformat(text)
     except ValueError as error:
-        raise Refused(f"{option} is {text!r}; it must be a day, 2026-12-31") from error
+        raise UsageFailure(f"{option} is {text!r}; it must be a day, 2026-12-31") from error
 
 
 def _suite(name: str, overrides: Sequence[str]) -> Suite:
@@ -294,7 +278,7 @@ def _device(home: Path, name: str) -> str:
         return (mine or known)[0]
     if not known:
         return here[0]
-    raise Refused(f"nights of {name} are on {'; '.join(known)}: choose one by --device")
+    raise UsageFailure(f"nights of {name} are on {'; '.join(known)}: choose one by --device")
 
 
 def _warn(lines: Sequence[str]) -> None:
@@ -306,4 +290,4 @@ def _write(path: Path, text: str) -> None:
     try:
         atomic.write_text(path, text)
     except OSError as error:
-        raise Refused(f"{path} cannot be written: {error.strerror}") from error
+        raise UsageFailure(f"{path} cannot be written: {error.strerror}") from error

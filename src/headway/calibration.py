@@ -137,16 +137,6 @@ def shifted(tonight: Mapping[str, float], stored: Sequence[Mapping[str, float]])
     )
 
 
-def wide(known: Mapping[str, Band]) -> tuple[str, ...]:
-    """Return one sentence per kernel that varies so much that its band is wider than usual."""
-    return tuple(
-        f"{NAMES.get(kernel, kernel)} varies on this machine: only changes beyond "
-        f"{100 * band.width:.1f} % are seen"
-        for kernel, band in known.items()
-        if band.width > MIN_WIDTH * (1 + 1e-9)
-    )
-
-
 def _outside(seconds: Mapping[str, float], known: Mapping[str, Band]) -> Iterator[tuple[str, str]]:
     for kernel, value in seconds.items():
         if kernel in known and not known[kernel].holds(value):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import sys
 from collections.abc import Callable, Sequence
@@ -12,16 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import headway
+from headway.console import CANNOT_TELL, GOOD, USAGE, UsageFailure, ended
 
-GOOD, BAD, USAGE, CANNOT_TELL = 0, 1, 2, 3
 STRICT = "what cannot be told although it should be by now fails"
 
 
 Add = Callable[..., argparse.ArgumentParser]
-
-
-class UsageFailure(Exception):
-    """What the user asked for cannot be done; the message is one sentence."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -38,15 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments, rest = _parser().parse_known_args(words)
     if rest and arguments.command not in (run, ab, judge):
         _parser().error(f"unrecognized arguments: {' '.join(rest)}")
-    try:
-        code: int = arguments.command(arguments, rest)
-    except UsageFailure as error:
-        sys.stderr.write(f"headway: {error}\n")
-        return USAGE
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return GOOD
-    return code
+    return ended(lambda: arguments.command(arguments, rest))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -86,7 +73,7 @@ def _add_measuring(add: Add) -> None:
     pairs = sub.add_mutually_exclusive_group()
     pairs.add_argument("--pairs", type=int, metavar="N", help="so many pairs of launches")
     pairs.add_argument("--budget", metavar="10m", help="as many pairs as fit")
-    sub.add_argument("--sensitivity", default="3%", metavar="5%%|3%%|1.5%%")
+    sub.add_argument("--sensitivity", default="3%", metavar="5%|3%|1.5%")
     _add_common(sub, engine=False)
     sub.add_argument("--fresh", action="store_true", help="do not carry on an unfinished one")
     sub.add_argument("--strict", action="store_true", help=STRICT)
@@ -227,6 +214,10 @@ def gate(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
     for cell in document["cells"]:
         if cell["verdict"] in verdict.FAILS:
             sys.stdout.write(f"{cell['message']}\n")
+    for cause in document["causes"]:
+        if cause["verdict"] in verdict.FAILS:
+            told = "".join(f"\n  {line}" for line in cause["explanation"])
+            sys.stdout.write(f"\n{cause['headline']}{told}\n")
     return code
 
 

@@ -209,7 +209,7 @@ def _suspects(results: Results, candidate: str) -> list[Case]:
     margin, size = math.log1p(gate.margin), len(family(results.suite, candidate))
     table, (early, _) = seen.table(), alphas(results.suite)
     sides = (table, -table)
-    beyond = [arithmetic.far_beyond(one, margin, alpha=early, family=size) for one in sides]
+    beyond = [arithmetic.student_p(one, margin, family=size) <= early for one in sides]
     doubt = max(margin, math.log1p(gate.finds) / 2)
     doubtful = arithmetic.suspicious(table, doubt) | arithmetic.suspicious(-table, doubt)
     if np.any(beyond):

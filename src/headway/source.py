@@ -136,12 +136,6 @@ def python_for(source: Source, kind: str, home: Path, say: Say) -> Path:
     return Path(sys.executable) if name is None else _make_environment(source, name, home, say)
 
 
-def commit_of(instance: Instance, sources: Mapping[str, Source], here: str | None) -> str | None:
-    """Return the commit that an instance runs: of its source, else `here`, the working tree's."""
-    source = sources.get(instance.name)
-    return here if source is None else source.short
-
-
 def _revision(spec: str) -> str:
     rev = spec.removeprefix(PREFIX)
     # No name of git's begins with a dash, which would be an option, or holds a control character.

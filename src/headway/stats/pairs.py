@@ -1,6 +1,6 @@
 """What a handful of pairs decides: differences are log-ratios [pairs, cells], positive = worse.
 
-The looks of the reference gate: `far_beyond` stops after the first few pairs, `suspicious` says
+The looks of the reference gate: `student_p` stops after the first few pairs, `suspicious` says
 which cells need more, `max_t` judges those. `visible` plans.
 """
 
@@ -15,17 +15,16 @@ from scipy import stats as distributions
 from scipy.optimize import brentq
 from scipy.special import ndtr
 
-from headway.stats.flips import Statistic, max_t, with_pooled
+from headway.stats.flips import Statistic, max_t
 from headway.stats.signed_rank import hodges_lehmann, walsh_averages
 
 __all__ = [
     "Statistic",
-    "far_beyond",
     "hodges_lehmann",
     "max_t",
+    "student_p",
     "suspicious",
     "visible",
-    "with_pooled",
 ]
 
 Array = NDArray[np.float64]
@@ -39,11 +38,12 @@ GRID = 2000
 SUSPICION = 1.0
 
 
-def far_beyond(d: ArrayLike, margin: float, *, alpha: float, family: int) -> Answers:
-    """Return which cells a few pairs show to be worse by more than `margin`.
+def student_p(d: ArrayLike, margin: float, *, family: int) -> Array:
+    """Return each cell's p against being worse by no more than `margin`, for the whole family.
 
-    Five pairs have 32 sign flips: no p small enough for a family. So this is Student's t, at
-    `alpha` over the family by Bonferroni: an early stop for what is obvious, not a sharp test.
+    Five pairs have 32 sign flips: no p small enough for a family. So this is Student's t, over the
+    family by Bonferroni: an early stop for what is far beyond the margin, not a sharp test. It is 1
+    for a cell with fewer than two values.
     """
     d = np.asarray(d, dtype=float)
     n = (~np.isnan(d)).sum(axis=0)
@@ -51,8 +51,8 @@ def far_beyond(d: ArrayLike, margin: float, *, alpha: float, family: int) -> Ans
     d, n = np.where(enough, d, 0.0), np.where(enough, n, 2)
     sd = np.maximum(np.nanstd(d, axis=0, ddof=1), LEAST_SD)
     t = (np.nanmean(d, axis=0) - margin) / sd * np.sqrt(n)
-    found: Answers = enough & (t > distributions.t.isf(alpha / family, n - 1))
-    return found
+    p: Array = np.where(enough, np.minimum(family * distributions.t.sf(t, n - 1), 1.0), 1.0)
+    return p
 
 
 def suspicious(d: ArrayLike, margin: float, *, share: float = SUSPICION) -> Answers:
@@ -83,7 +83,7 @@ def visible(
     """Return the change that is found with probability `power`; None from fewer than two pairs.
 
     `sd` is that of one pair's difference. The gate is taken for Student's t against `margin` at
-    `alpha` over the family by Bonferroni, as `far_beyond` is. `max_t` needs some more with
+    `alpha` over the family by Bonferroni, as `student_p` is. `max_t` needs some more with
     few pairs (0.7 instead of 0.8 with 12 in plain normal noise), less where the sd is a few bursts,
     and finds nothing with fewer pairs than log2(1 / alpha), whatever this says.
     """

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    Array = NDArray[Any]
+
 CONFIDENCE = 0.95
 POWER = 0.8
 NUM_FLIPS = 20_000
@@ -38,7 +40,7 @@ class Shift:
     """What a look says of one cell; changes are log-ratios, positive when worse.
 
     `needed` pairs would show what the suite wants found, at this spread; None for very many.
-    `p_slower` is adjusted for the whole family of cells; None where the look cannot give one.
+    `p_slower` is that of the test which says most, for the whole family of cells.
     """
 
     change: float
@@ -48,7 +50,7 @@ class Shift:
     slower: bool
     faster: bool
     needed: int | None = None
-    p_slower: float | None = None
+    p_slower: float = 1.0
 
 
 def reference_findings(results: Results) -> dict[CellKey, Finding]:
@@ -89,20 +91,15 @@ def _shifts(results: Results, gate: ReferenceGate, look: Look, flips: bool) -> d
     size = len(pairs.family(suite, look.candidate))
     table, margin = look.table(), math.log1p(gate.margin)
     by_t, by_flips = pairs.alphas(suite)
-    # Its part of the error is spent once: at the first look, which may be the last.
-    first = look.planned <= suite.launches
-    slower, faster = (
-        arithmetic.far_beyond(one, margin, alpha=by_t, family=size)
-        if first
-        else np.zeros(len(look.cells), dtype=bool)
-        for one in (table, -table)
-    )
-    p_slower = None
+    # Student's part of the error is spent once: at the first look, which may be the last.
+    tests = []
+    if look.planned <= suite.launches:
+        tests.append((by_t, partial(arithmetic.student_p, family=size)))
     if flips:
-        test = partial(arithmetic.max_t, seed=suite.seed, num_flips=NUM_FLIPS, family=size)
-        p_slower = test(table, margin)
-        slower |= p_slower <= by_flips
-        faster |= test(-table, margin) <= by_flips
+        by_flip = partial(arithmetic.max_t, seed=suite.seed, num_flips=NUM_FLIPS, family=size)
+        tests.append((by_flips, by_flip))
+    slower, p_slower = _surest(tests, table, margin)
+    faster, _ = _surest(tests, -table, margin)
     found = {}
     for index, cell in enumerate(look.cells):
         column = np.array(look.column(cell))
@@ -116,9 +113,25 @@ def _shifts(results: Results, gate: ReferenceGate, look: Look, flips: bool) -> d
             slower=bool(slower[index]),
             faster=bool(faster[index]),
             needed=next((n for n in MORE if seen(n) <= math.log1p(gate.finds)), None),
-            p_slower=None if p_slower is None else float(p_slower[index]),
+            p_slower=float(p_slower[index]),
         )
     return found
+
+
+def _surest(
+    tests: Sequence[tuple[float, Callable[[Array, float], Array]]], table: Array, margin: float
+) -> tuple[Array, Array]:
+    """Return which cells any of the tests calls worse, each at its alpha, and their p.
+
+    The p is that of the test in which it is the smallest share of alpha.
+    """
+    import numpy as np
+
+    ps = np.array([test(table, margin) for _, test in tests])
+    alphas = np.array([alpha for alpha, _ in tests])[:, None]
+    best = (ps / alphas).argmin(axis=0)
+    called: Array = np.any(ps <= alphas, axis=0)
+    return called, ps[best, np.arange(ps.shape[1])]
 
 
 def _estimate(column: NDArray[np.float64]) -> tuple[float, Interval]:
@@ -217,11 +230,11 @@ def _effect(gate: ReferenceGate, shift: Shift, bounds: Interval, lost: int) -> s
         size, word = math.expm1(-shift.change), "better"
     else:
         size, word = change, "worse"
-    sure = "" if shift.p_slower is None else f", p {shift.p_slower:.2g} for the whole family"
     dropped = f", {lost} dropped" if lost else ""
     return (
         f"{size:.1%} {word} than {gate.instance} ({CONFIDENCE:.0%} interval {_shown(bounds)} worse;"
-        f" margin {gate.margin:.1%}; {shift.num_pairs} pairs{dropped}{sure})"
+        f" margin {gate.margin:.1%}; {shift.num_pairs} pairs{dropped},"
+        f" p {shift.p_slower:.2g} for the whole family)"
     )
 
 

@@ -121,6 +121,15 @@ def test_an_objective_is_met_where_clopper_and_pearson_say_so(n, over, share):
         assert (bound >= share) == intervals.keeps_within(n, over, share)
 
 
+@given(st.integers(1, 3000), st.integers(0, 90), st.sampled_from([0.9, 0.95, 0.99]))
+def test_an_objective_is_missed_where_the_other_tail_says_so(n, over, share):
+    over = min(over, n)
+    test = binomtest(over, n, 1 - share, alternative="greater")
+    if abs(test.pvalue - 0.01) > 1e-9:
+        assert intervals.falls_short(n, over, share) == (test.pvalue <= 0.01)
+    assert not (intervals.falls_short(n, over, share) and intervals.keeps_within(n, over, share))
+
+
 def test_nothing_is_said_of_no_requests():
     assert intervals.share_within(0, 0) == 0.0
     assert not intervals.keeps_within(0, 0)

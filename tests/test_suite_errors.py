@@ -226,6 +226,10 @@ ENGINES = "allowed: a, b"
         ('metric = "m"\nmin = nan', "limit[0].min is nan; it must be a finite number"),
         ('metric = "m"\nmax = inf', "limit[0].max is inf; it must be a finite number"),
         ("metric = 3\nmin = 1", "limit[0].metric is 3; it must be a string"),
+        (
+            'metric = "slo_attainment"\nmin = 1',
+            "limit[0].min is 1; it must lie between 0 and 1: no number of requests shows all",
+        ),
         ('metric = "m"\nmin = 1\nengine = "c"', f"limit[0].engine is 'c'; {ENGINES}"),
         ('metric = "m"\nmin = 1\nengine = 3', "limit[0].engine is 3; it must be a string"),
         ('metric = "m"\nmin = 1\nover = "c"', f"limit[0].over is 'c'; {ENGINES}, *"),

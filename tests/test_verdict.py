@@ -366,7 +366,35 @@ def slo_night(factory, slo, **more):
 def test_goodput_is_judged_only_where_an_slo_says_what_is_good(factory):
     without = {j.metric for j in factory.judge(slo_night(factory, None))}
     with_slo = {j.metric for j in factory.judge(slo_night(factory, Slo(ttft_s=0.1)))}
-    assert with_slo - without == {"goodput", "token_goodput"}
+    assert with_slo - without == {"goodput", "token_goodput", "slo_attainment"}
+
+
+@pytest.mark.parametrize(
+    ("requests", "over", "verdict", "said"),
+    [
+        (231, 0, "PASS", "462 of 462 requests are within the SLO, at least 99.01% with 99%"),
+        (331, 1, "PASS", "661 of 662"),
+        (220, 0, "INCONCLUSIVE", "would take 459 requests with no more beyond it than 0"),
+        (231, 3, "INCONCLUSIVE", "with no more beyond it than 3"),
+        (231, 30, "LIMIT", "432 of 462 requests are within the SLO, 93.51%; at least 99.00%"),
+    ],
+)
+def test_an_objective_is_judged_by_what_so_many_requests_can_show(
+    factory, requests, over, verdict, said
+):
+    at = dataclasses.replace(factory.level(4, requests), slo=Slo(ttft_s=0.1))
+    limit = Limit("slo_attainment", min=0.99)
+    suite = factory.make_suite(("a",), [at], limits=[limit])
+    night = factory.make_night({"a": factory.Speed()}, suite=suite)
+    first, *rest = night.runs
+    late = [
+        dataclasses.replace(r, events=(), error=None) if index < over else r
+        for index, r in enumerate(first.records)
+    ]
+    night = dataclasses.replace(night, runs=(dataclasses.replace(first, records=late), *rest))
+    cell = factory.cell(factory.judge(night), "a", "slo_attainment")
+    assert cell.verdict == verdict
+    assert said in cell.findings[0].reason
 
 
 def test_another_slo_is_another_identity_only_where_a_goodput_has_a_baseline(factory):

@@ -19,7 +19,7 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A declared metric. `percentile` is set where it is one, and bounds what may gate on it."""
+    """A declared metric. Being a `percentile` of `samples` bounds what may gate on it."""
 
     name: str
     unit: str
@@ -30,6 +30,7 @@ class Metric:
     closed_loop_only: bool = False
     further_tokens_only: bool = False
     slo_only: bool = False
+    samples: Callable[[Run], list[float]] | None = None
 
     def worse_by(self, value: float, than: float) -> float:
         """Return how much worse `value` is, as a ratio minus one: 0.05 is 5 % worse."""
@@ -163,9 +164,14 @@ def goodput(run: Run) -> float | None:
 
 def token_goodput(run: Run) -> float | None:
     """Tokens of requests within every limit of the SLO / (last completion − first due)."""
-    if run.level.slo is None:
-        return None
-    return _per_s(run, lambda r: output_tokens(r) if is_good(r, run) else 0)
+    tokens = _per_s(run, lambda r: output_tokens(r) if is_good(r, run) else 0)
+    return None if run.level.slo is None else tokens
+
+
+def slo_attainment(run: Run) -> float | None:
+    """Requests within every limit of the level's SLO / requests that were due."""
+    good = sum(is_good(record, run) for record in run.records)
+    return good / len(run.records) if run.level.slo is not None and run.records else None
 
 
 def is_good(record: RequestRecord, run: Run) -> bool:
@@ -281,6 +287,7 @@ def _latency(
             _percentile(samples, q),
             q,
             further_tokens_only=further,
+            samples=samples,
         )
         for q in qs
     ]
@@ -345,6 +352,14 @@ TABLE: dict[str, Metric] = {
             "higher",
             "tokens of requests within every limit of the SLO / (last completion - first due)",
             token_goodput,
+            slo_only=True,
+        ),
+        Metric(
+            "slo_attainment",
+            "1",
+            "higher",
+            "requests within every limit of the SLO / requests that were due",
+            slo_attainment,
             slo_only=True,
         ),
         Metric(

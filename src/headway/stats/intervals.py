@@ -50,6 +50,15 @@ def keeps_within(
     return bool(distributions.binom.cdf(num_over, num_requests, 1 - share) <= 1 - confidence)
 
 
+def falls_short(
+    num_requests: int, num_over: int, share: float = 0.99, confidence: float = 0.99
+) -> bool:
+    """Whether one may say with that confidence that less than this share is within a limit."""
+    _check(num_requests, num_over)
+    _check_shares(share, confidence)
+    return bool(distributions.binom.sf(num_over - 1, num_requests, 1 - share) <= 1 - confidence)
+
+
 def requests_needed(num_over: int = 0, share: float = 0.99, confidence: float = 0.99) -> int:
     """Return how many requests it takes to say so, when `num_over` of them are over the limit.
 

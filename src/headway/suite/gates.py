@@ -40,6 +40,9 @@ class GateReader(Reader):
             raise self.fail(where, "has neither min nor max: it limits nothing")
         if low is not None and high is not None and low > high:
             raise self.fail(where, f"has min {low:g} above max {high:g}: nothing can meet it")
+        if metric == "slo_attainment" and low is not None and not 0 < low < 1:
+            message = f"is {low:g}; it must lie between 0 and 1: no number of requests shows all"
+            raise self.fail(f"{where}.min", message)
         texts = {k: self.get(where, table, k, str, None) for k in ("engine", "over", "workload")}
         level = self.get(where, table, "level", str, None)
         return Limit(metric, level=level, min=low, max=high, **texts)

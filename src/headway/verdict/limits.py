@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from headway import stats
-from headway.core import Case
+from headway import metrics, stats
+from headway.core import Case, Run
 from headway.metrics import Metric
 from headway.results import Results
 from headway.suite import Limit
-from headway.verdict.finding import Finding, shown
+from headway.verdict.finding import Finding, Verdict, shown
+
+# How sure one wants to be of a share of requests.
+CONFIDENCE = 0.99
+SURE = f"with {CONFIDENCE:.0%} confidence"
 
 
 def limits(
@@ -19,12 +23,35 @@ def limits(
     for limit in results.suite.limits:
         if limit.metric != metric.name or not limit.covers(case):
             continue
+        if metric.name == "slo_attainment" and limit.over is None and limit.min:
+            yield _attainment(results, case, metric, limit.min, values)
+            continue
         if limit.over is None:
-            yield _limit(case, metric, limit, values, list(values), "")
+            yield _limit(
+                case, metric, limit, values, list(values), "", _within(results, case, metric)
+            )
             continue
         others = [i.name for i in results.suite.instances if i.name != case.instance]
         for other in others if limit.over == "*" else [limit.over]:
             yield _ratio(results, case, metric, limit, values, other)
+
+
+def _within(results: Results, case: Case, metric: Metric) -> str:
+    """Say between which of the night's requests a percentile lies: what chance it leaves open."""
+    if metric.percentile is None or metric.samples is None:
+        return ""
+    from headway.stats import intervals
+
+    found = [value for run in _runs(results, case) for value in metric.samples(run)]
+    low, high = intervals.percentile_interval(found, metric.percentile)
+    bounds = " to ".join("unknown" if v is None else shown(v, metric.unit) for v in (low, high))
+    return f" (95% interval {bounds}, {len(found)} values)"
+
+
+def _runs(results: Results, case: Case) -> list[Run]:
+    """Return a case's valid Runs in the launches that every night has."""
+    runs = results.runs_of(case)
+    return [runs[n] for n in sorted(runs) if n <= results.suite.launches and not runs[n].invalid]
 
 
 def _ratio(
@@ -49,6 +76,40 @@ def _ratio(
     return _limit(case, metric, limit, values, ratios, f" of {other}'s")
 
 
+def _attainment(
+    results: Results, case: Case, metric: Metric, share: float, values: Sequence[float]
+) -> Finding:
+    """Say what so many requests can show: that enough are within the SLO, too few, or neither."""
+    from headway.stats import intervals
+
+    runs = _runs(results, case)
+    num = sum(len(run.records) for run in runs)
+    over = sum(not metrics.is_good(record, run) for run in runs for record in run.records)
+    wanted = f"at least {share:.2%} {SURE}"
+    reason = f"{num - over} of {num} requests are within the SLO"
+    verdict: Verdict = "INCONCLUSIVE"
+    if intervals.keeps_within(num, over, share, CONFIDENCE):
+        verdict = "PASS"
+        reason += f", at least {intervals.share_within(num, over, CONFIDENCE):.2%} {SURE}"
+    elif intervals.falls_short(num, over, share, CONFIDENCE):
+        verdict, reason = "LIMIT", f"{reason}, {1 - over / num:.2%}; {wanted} is required"
+    else:
+        needed = intervals.requests_needed(over, share, CONFIDENCE)
+        reason += f"; {wanted} would take {needed} requests with no more beyond it than {over}"
+    return Finding(
+        case,
+        metric.name,
+        "limit",
+        verdict,
+        reason,
+        stats.median(values),
+        metric.unit,
+        tuple(values),
+        worse_by=_excess(1 - over / num, share, True),
+        bound=share,
+    )
+
+
 def _limit(
     case: Case,
     metric: Metric,
@@ -56,6 +117,7 @@ def _limit(
     values: Sequence[float],
     compared: Sequence[float],
     of: str,
+    within: str = "",
 ) -> Finding:
     got = stats.median(compared)
     assert got is not None
@@ -66,7 +128,7 @@ def _limit(
     text = f"{got:.3f}{of}" if of else shown(got, metric.unit)
     wanted = f"{bound:g}{of}" if of else shown(bound, metric.unit)
     side = "at least" if bound == limit.min else "at most"
-    reason = f"{text}, {side} {wanted} is required"
+    reason = f"{text}, {side} {wanted} is required{within}"
     return Finding(
         case,
         metric.name,

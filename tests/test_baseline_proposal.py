@@ -317,7 +317,7 @@ def test_a_new_epoch_takes_the_place_of_the_old_one_when_it_is_ready(factory, tm
     assert set(stored(tmp_path).nights) == {night.night for night in new}
 
 
-def test_an_anchor_is_extended_once_to_ten_nights_and_then_fixed(factory, tmp_path):
+def test_an_anchor_is_extended_to_ten_nights_and_to_twenty_and_then_fixed(factory, tmp_path):
     nights = armed(factory, tmp_path)
     for count in range(1, 5):
         more = nights_from(factory, 6, count)
@@ -327,8 +327,15 @@ def test_an_anchor_is_extended_once_to_ten_nights_and_then_fixed(factory, tmp_pa
     assert why(proposed).startswith("sharper: 10 nights in place of 5")
     accept(proposed)
     assert set(stored(tmp_path).nights) == {night.night for night in (*nights, *more[:5])}
-    assert not made(factory, [*nights, *more, *nights_from(factory, 13, 12)], tmp_path).changes
-    assert MOST_NIGHTS == 10
+    later = nights_from(factory, 13, 15)
+    assert not made(factory, [*nights, *more, *later[:7]], tmp_path).changes
+    proposed = made(factory, [*nights, *more, *later], tmp_path)
+    assert why(proposed).startswith("sharper: 20 nights in place of 10, and fixed from then on")
+    accept(proposed)
+    assert set(stored(tmp_path).nights) == {n.night for n in (*nights, *more, *later[:8])}
+    much_later = nights_from(factory, 28, 25)
+    assert not made(factory, [*nights, *more, *later, *much_later], tmp_path).changes
+    assert MOST_NIGHTS == 20
 
 
 def test_a_confirmed_improvement_is_proposed_and_nothing_ever_loosens(factory, tmp_path):

@@ -83,11 +83,11 @@ class HeadwayReference:
 class HeadwayBaseline:
     """The baseline gate: nights of three launches, recorded, proposed, accepted, then compared.
 
-    After `past` nights the anchor usually has its ten nights: those in which the machine was
+    After `past` nights the anchor usually has its twenty nights: those in which the machine was
     another one do not count.
     """
 
-    past: int = 16
+    past: int = 28
     most: int | None = 40
 
     @property

@@ -20,8 +20,10 @@ from headway.history import CellNight, Past
 from headway.suite import BaselineGate
 from headway.verdict import nightly, series
 
-# More nights sharpen little, and a fixed anchor has an end.
-MOST_NIGHTS = 10
+# An anchor grows by these steps of nights, then it is fixed. On a simulated shared machine 10 % are
+# found the same night in 83 of 100 nights with ten stored, in 91 with twenty.
+STEPS = (10, 20)
+MOST_NIGHTS = STEPS[-1]
 # What the baseline gate may have said of a night that extends what it compares with.
 EXTENDS = frozenset(("PASS", "INCONCLUSIVE", "RECORDING"))
 
@@ -115,15 +117,18 @@ def keep(
     run = nightly.improved(compared, gate) if metric.unit != "1" else 0
     if run:
         return _ratchet(name, facts, later[-run:], gate)
-    more = [p for p in later if _extends(p.cell)][: MOST_NIGHTS - len(accepted)]
-    if not more or len(accepted) + len(more) < MOST_NIGHTS:
+    more = [p for p in later if _extends(p.cell)]
+    nights = [*accepted, *more][
+        : max((n for n in STEPS if n <= len(accepted) + len(more)), default=0)
+    ]
+    if len(nights) <= len(accepted):
         return replace(facts, why="armed")
-    nights = [*accepted, *more]
     longer = _facts(name, nights)
     refused = _halves_disagree(longer, name, nights, gate)
     if refused is not None:
         return replace(refused, why=f"armed, stays as it is: {refused.why}")
-    why = f"sharper: {len(nights)} nights in place of {len(accepted)}, and fixed from then on"
+    fixed = ", and fixed from then on" if len(nights) == MOST_NIGHTS else ""
+    why = f"sharper: {len(nights)} nights in place of {len(accepted)}{fixed}"
     return replace(longer, why=why, anchor=_anchor(name, nights))
 
 
@@ -199,7 +204,7 @@ def _enough(nights: Sequence[Past], gate: BaselineGate) -> bool:
 
 
 def _newest(nights: Sequence[Past], gate: BaselineGate) -> list[Past]:
-    """Return the newest nights: ten, or as many as the gate wants."""
+    """Return the newest nights: twenty, or as many as the gate wants."""
     count = max(MOST_NIGHTS, series.least_nights(gate))
     while count < len(nights) and not _enough(nights[-count:], gate):
         count += 1

@@ -3,8 +3,8 @@
 Only sound nights are proposed: of a case whose requests all succeeded with right counts and right
 outputs, and of a cell that no gate found slower. Where nothing is armed yet, the newest nights of
 the present machine arm it once there are enough. What is armed stays as it is, with two exceptions:
-it is extended once, to ten nights, and a confirmed improvement becomes the new standard. It never
-gets looser by itself; who wants that deletes the file, and starts anew.
+it is extended, to ten nights and to twenty, and a confirmed improvement becomes the new standard.
+It never gets looser by itself; who wants that deletes the file, and starts anew.
 """
 
 from __future__ import annotations

@@ -27,7 +27,6 @@ from headway.verdict.movement import Change, Surroundings
 EXPLAINED: frozenset[Verdict] = FAILS | {"INCONCLUSIVE", "IMPROVEMENT"}
 SLOWER: frozenset[Verdict] = frozenset(("REGRESSION", "LIMIT"))
 GOOD = ("PASS", "IMPROVEMENT")
-SINCE_GOOD = "since the last good night, "
 MAX_REASONS = 3
 # Levels are called alike when even their bounds are within this factor of each other.
 ALIKE = 2.0
@@ -147,9 +146,8 @@ def _since_good(night: _Night, finding: Finding) -> Iterator[str]:
         differing = fingerprint.differences(before, now)
         changed += differing
         same += [] if differing else [name]
-    if not any(line.startswith(SINCE_GOOD) for line in finding.explanation):
-        what = "; ".join(changed) or "nothing that is under test changed"
-        yield f"{SINCE_GOOD}{day}: {what}"
+    what = "; ".join(changed) or "nothing that is under test changed"
+    yield f"since the last good night, {day}: {what}"
     if finding.gate != "reference":  # pairs say more of the machine than two nights can
         tonight = calibration.night_medians(results.readings())
         kernels = {

@@ -12,13 +12,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from headway import fingerprint, stats
+from headway import stats
 from headway.baseline import Cell
-from headway.fingerprint import Treatment
 from headway.history import Past
 from headway.metrics import Metric
 from headway.suite import BaselineGate
-from headway.verdict import subject
 from headway.verdict.finding import Finding, Verdict, shown
 from headway.verdict.series import Series, series_of
 
@@ -28,7 +26,6 @@ if TYPE_CHECKING:
 # What a bad night of a shared machine does at most: beyond it no calibration need vouch for it.
 LARGE = 0.30
 # The verdicts of the baseline gate after which people ask what has changed since.
-GOOD = ("PASS", "IMPROVEMENT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,10 +168,8 @@ def _neither(gate: BaselineGate, change: Change) -> _Said:
     return _Said("PASS", change.change, change.margin)
 
 
-def surroundings(
-    tonight: Tonight, found: Finding, past: Sequence[Past], engine: Treatment
-) -> tuple[str, ...]:
-    """Return what a person asks next: since when, what changed, how good it ever was.
+def surroundings(tonight: Tonight, found: Finding, past: Sequence[Past]) -> tuple[str, ...]:
+    """Return what a person asks next of the nights: since when, and how good it ever was.
 
     `past` holds the last months' nights on a machine like tonight's, the stored ones among them.
     """
@@ -184,11 +179,6 @@ def surroundings(
     if slow and run > 1:
         first = tonight.since[-(run - 1)].day
         lines.append(f"worse than the baseline in every night since {first}, {run} nights")
-    good = next((p for p in reversed(past) if p.cell.gates.get("baseline") in GOOD), None)
-    if slow and good is not None:
-        changed = fingerprint.differences(subject.flat(good.treatment), subject.flat(engine))
-        what = "; ".join(changed) or "nothing that is under test changed"
-        lines.append(f"since the last good night, {good.day}: {what}")
     lines += _best(tonight, past)
     return tuple(lines)
 

@@ -105,7 +105,7 @@ def _against_cell(
         vouched=series.vouched(tonights, machine),
     )
     found = judge_nights(tonight, finding)
-    more = surroundings(tonight, found, alike, engine)
+    more = surroundings(tonight, found, alike)
     return replace(found, explanation=(*found.explanation, *more))
 
 

@@ -158,6 +158,7 @@ def test_the_minutes_of_a_month_are_those_of_all_suites_of_a_device(record, tmp_
         changes = {"suite": suite, "device": device, "started_at": f"{at}T23:00:00Z"}
         history.save(tmp_path, named(record, f"n{number}", minutes=10.0 + number, **changes))
     assert history.minutes_in_month(tmp_path, DEVICE, "2026-11") == 21.0
+    assert history.minutes_in_month(tmp_path, DEVICE, "2026-11", but="n1") == 10.0
     assert history.minutes_in_month(tmp_path, DEVICE, "2026-09") == 0.0
     old = history.folder_of(tmp_path, DEVICE, SUITE) / "n0.json"
     os.utime(old, (0, 0))  # a file that is older than the month is of an earlier one

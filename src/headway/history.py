@@ -178,8 +178,8 @@ def newest(home: Path) -> Iterator[NightRecord]:
     yield from sorted(records, key=lambda r: (r.started_at, r.night), reverse=True)
 
 
-def minutes_in_month(home: Path, device: str, month: str) -> float:
-    """Return the minutes that all suites' nights took on a device in a month, `2026-11`."""
+def minutes_in_month(home: Path, device: str, month: str, but: str = "") -> float:
+    """Return the minutes that all suites' nights but one took on a device in a month, `2026-11`."""
     begins = datetime.strptime(month, "%Y-%m").replace(tzinfo=UTC).timestamp()
     paths = [
         path
@@ -188,7 +188,8 @@ def minutes_in_month(home: Path, device: str, month: str) -> float:
         if path.stat().st_mtime >= begins
     ]
     records, _ = _read_all(sorted(paths))
-    return sum(r.minutes for r in records if r.device == device and r.started_at[:7] == month)
+    counted = [r for r in records if r.device == device and r.night != but]
+    return sum(r.minutes for r in counted if r.started_at[:7] == month)
 
 
 def _read_all(paths: Sequence[Path]) -> tuple[list[NightRecord], list[str]]:

@@ -237,12 +237,13 @@ def begin(
     *,
     screen: Screen,
     commits: Mapping[str, str] | None = None,
-    month_minutes: float = 0.0,
+    month_minutes: Callable[[str], float] = lambda night: 0.0,
     fresh: bool = False,
 ) -> Night:
     """Start a night in a folder of its own, or carry on an unfinished one of the same kind.
 
-    `make_lab` is given the folder, where the lab keeps its logs.
+    `make_lab` is given the folder, where the lab keeps its logs; `month_minutes` the night's name,
+    for what nights but this one took.
     """
     commit = read_commit()
     key = _key(suite, machine, facts, f"{commit} {sorted((commits or {}).items())}")
@@ -261,7 +262,7 @@ def begin(
     _, results = journal.read(folder)
     lab = make_lab(folder)
     made = Night(folder, suite, lab, results, screen, len(results.runs), started_s=lab.clock())
-    made.resumed_s, made.month_minutes = results.measured_s(), month_minutes
+    made.resumed_s, made.month_minutes = results.measured_s(), month_minutes(results.night)
     screen.launches, screen.seconds_left = suite.launches, made.seconds_left
     return made
 

@@ -116,7 +116,7 @@ def _begin(
         Path(option("headway_reports")),
         make_lab,
         screen=screen,
-        month_minutes=history.minutes_in_month(home, machine.device, month),
+        month_minutes=lambda name: history.minutes_in_month(home, machine.device, month, name),
         commits={name: one.short for name, one in sources.items()},
         fresh=option("headway_fresh"),
     )

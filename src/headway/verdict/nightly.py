@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 # What a bad night of a shared machine does at most: beyond it no calibration need vouch for it.
 LARGE = 0.30
-# The verdicts of the baseline gate after which people ask what has changed since.
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 # make test    all set-up, then the tests
 # make lint    ruff and mypy
 # make prove   the suite smoke over 20 seeds, and with slowdowns planted: a quarter of an hour
+#              (ARGS=fake_pairs: the same of the reference gate; hf_pairs: with a real model)
 # make bench-detectors  our gates and others' on simulated nights (docs/detectors.md; ARGS="--seconds 60")
 # Set-up needs Python 3.11 or later (PYTHON=/path/to/python to choose one) and a package index.
 

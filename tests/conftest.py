@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import importlib.util
+import signal
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -20,6 +22,12 @@ def _load(name: str) -> ModuleType:
     sys.modules[name] = module  # dataclasses look their module up by name
     spec.loader.exec_module(module)
     return module
+
+
+def pytest_configure() -> None:
+    """Hear interrupts: a shell's background job ignores them, and so would all that is run here."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -30,7 +30,8 @@ perf: setup
 
 test: setup
 	$(HF_PYTHON) engines/boot.py pytest tests/hf
-	.venv/bin/pytest tests
+	.venv/bin/pytest tests -m "not alone" -n auto
+	.venv/bin/pytest tests -m alone
 
 prove: setup
 	.venv/bin/python tests/prove.py $(ARGS)

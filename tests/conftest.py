@@ -30,6 +30,13 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what measures real engines: run beside other tests, it would measure those as well."""
+    for item in items:
+        if "workspace" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.alone)
+
+
 @pytest.fixture(scope="session")
 def factory() -> ModuleType:
     """tests/results_factory.py: whole nights in closed form."""

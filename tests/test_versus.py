@@ -159,25 +159,25 @@ def test_through_the_command_equal_is_equal_and_slower_is_found(workspace: Any) 
     same = workspace.run("ab", "fake_a", "fake_b", "--pairs", "4", *SETTINGS)
     assert same.code == 0, same.text
     assert not same.cells("REGRESSION", "IMPROVEMENT")
-    slower = workspace.run("ab", "fake_a", "fake_b:slower=0.2", "--pairs", "4", *SETTINGS)
+    slower = workspace.run("ab", "fake_a", "fake_b:slower=0.5", "--pairs", "4", *SETTINGS)
     assert slower.code == 1, slower.text
     assert ("fake_b", "tpot_p50") in slower.cells("REGRESSION")
     assert not [name for name, _ in slower.cells("REGRESSION") if name == "fake_a"]
     (primed,) = {r["attempt"] for r in slower.journal("launch") if r["launch"] == 0}
     assert primed == 1
-    faster = workspace.run("ab", "fake_a:slower=0.2", "fake_a", "--pairs", "4", *SETTINGS)
+    faster = workspace.run("ab", "fake_a:slower=0.5", "fake_a", "--pairs", "4", *SETTINGS)
     assert faster.code == 0, faster.text
     assert ("fake_a_b", "tpot_p50") in faster.cells("IMPROVEMENT")
 
 
 def test_a_budget_that_cannot_decide_says_what_would(workspace: Any) -> None:
     # Equal engines: on a quiet machine four pairs already show a change of a few percent.
-    done = workspace.run("ab", "fake_a", "fake_b", "--budget", "9s", *SETTINGS)
+    done = workspace.run("ab", "fake_a", "fake_b", "--budget", "18s", *SETTINGS)
     assert done.code == 0, done.text
     waits = [c for c in done.report()["cells"] if c["verdict"] == "INCONCLUSIVE"]
     assert waits
     message = next(
         c["message"] for c in waits if (c["instance"], c["metric"]) == ("fake_b", "tpot_p50")
     )
-    assert "budget of 0.15 minutes was spent" in message
+    assert "budget of 0.3 minutes was spent" in message
     assert "pairs would show a change of 3.0%" in message

@@ -7,9 +7,11 @@ in the suite smoke), or only one of them taken, for their launches are taken for
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from detectors.layout import TAIL
@@ -107,7 +109,8 @@ def recorded(
             f"choose with --instances out of {', '.join(i.name for i in suite.instances)}"
         )
     cases = tuple(f"{w.name}-{level.name}" for w in suite.workloads for level in w.levels)
-    gated = tuple(suite.baseline.metrics)
+    gate = suite.baseline if suite.reference is None else suite.reference
+    gated = tuple(gate.metrics)
     tail = all(_value(run, TAIL) is not None for results in nights for run in results.runs)
     columns = (*gated, *((TAIL,) if tail and TAIL not in gated else ()))
     kernels = tuple(
@@ -135,6 +138,8 @@ def recorded(
         raise RecordingError(f"no launch can be used: {dict(left_out)}")
     better = {name: metrics.ALL[name].direction for name in columns}
     machine = nights[0].machine
+    # Of the kernel, what says how it schedules; a build's own name is nobody's business.
+    machine = replace(machine, os=re.sub(r"(\d+\.\d+)\S*", r"\1", machine.os, count=1))
     return (
         File(SCHEMA, suite.name, machine, cases, columns, gated, better, kernels, tuple(kept)),
         left_out,

@@ -98,7 +98,7 @@ def moved(around: Sequence[Mapping[str, float]], known: Mapping[str, Band]) -> t
     """Return one sentence per kernel that was outside its own band before a Run and after it.
 
     One reading is a quarter of a second, a Run many: what moves one of the two is over, or has just
-    begun. On a quiet machine of two cores one reading alone would have refused a quarter of Runs.
+    begun. The mean of both refused a fifth of hf_static's Runs on a quiet machine of two cores.
     """
     return tuple(
         f"the machine was not as it was: {said} its own median, {_width(known[kernel])}"

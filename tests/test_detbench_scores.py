@@ -180,7 +180,7 @@ def test_the_command_says_the_same_with_any_number_of_processes():
     assert rows == rows_of(two)
     named = itertools.product(("shared", "dedicated"), ("fixed_5pct", "conbench_z5"))
     assert [(r["preset"], r["detector"]) for r in rows] == list(named)
-    assert all(r["nights"] == (24 if r["preset"] == "shared" else 12) for r in rows)
+    assert all(r["nights"] == (24 if r["preset"] == "shared" else 6) for r in rows)
     dedicated = rows[2]
     assert dedicated["false_alarms_per_100_nights"] == 0
     assert dedicated["found_10pct"] == 1

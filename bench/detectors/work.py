@@ -24,8 +24,8 @@ from detectors.scores import Tally, row, tally
 # Every detector by its label: its name, with what it is set to where there are several of it.
 DETECTORS: dict[str, Detector] = {**OURS, **PEERS, **TOOLS}
 CHUNK = 20
-# The preset that goals are set for is run twice as long as the others.
-MAIN = "shared"
+# The preset that goals are set for, and the share of its nights that each of the others gets.
+MAIN, REST = "shared", 0.25
 Key = tuple[str, str, str]
 
 
@@ -100,7 +100,7 @@ def do(job: Job) -> Counted:
 
 
 def _share_of(preset: str, count: int) -> int:
-    return count if preset == MAIN else -(-count // 2)
+    return count if preset == MAIN else math.ceil(REST * count)
 
 
 def jobs(

@@ -71,7 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--nights",
         type=_positive,
-        help=f"under {work.MAIN}, a quarter of it elsewhere (default: {NIGHTS}; no end with --seconds)",
+        help=f"under {work.MAIN}, a quarter elsewhere (default: {NIGHTS}; no end with --seconds)",
     )
     parser.add_argument(
         "--seconds", type=float, help="begin nothing after this; the rows say how far they came"

@@ -281,6 +281,11 @@ def test_what_looks_private_is_hidden_under_any_name(foreign):
         assert secret not in shown
 
 
+@pytest.mark.parametrize("name", ["hf_static_b-w32_12-c4 tpot_p50", "hf_naive_a-w128_64_long-c128"])
+def test_a_cell_whose_engine_is_named_like_a_key_is_none(name):
+    assert NOTHING_PRIVATE.text(name) == name
+
+
 def test_settings_that_json_cannot_hold_become_text():
     value = NOTHING_PRIVATE.value({"a": math.inf, "b": (1, math.nan), "c": Path("/home/u/x")})
     assert value == {"a": "inf", "b": [1, "nan"], "c": "~/x"}

@@ -22,7 +22,10 @@ _SECRET_WORDS = frozenset(("secret", "password", "passwd", "passphrase", "cookie
 _HOME = re.compile(r"(?:/home|/Users)/[^/\s'\":]+|/root(?=/|$)")
 _USERINFO = re.compile(r"(?<=://)[^/\s@]+@")
 _BEARER = re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{8,}")
-_KNOWN_KEYS = re.compile(r"\b(?:sk-|hf_|ghp_|github_pat_)[A-Za-z0-9_-]{16,}")
+# What follows `hf_` in a key is letters and digits alone: `hf_static-w128_64-c8` is a cell's name.
+_KNOWN_KEYS = re.compile(
+    r"\b(?:sk-[A-Za-z0-9_-]{16,}|(?:hf_|ghp_)[A-Za-z0-9]{16,}|github_pat_[A-Za-z0-9_]{16,})"
+)
 
 
 @dataclass(frozen=True, slots=True)

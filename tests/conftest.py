@@ -12,6 +12,10 @@ from typing import Any
 import pytest
 
 
+# Fixtures that start engines and measure them.
+MEASURING = frozenset(("workspace", "begin"))
+
+
 def _load(name: str) -> ModuleType:
     """Import a module beside the tests: in importlib mode, tests cannot import their siblings."""
     path = Path(__file__).with_name(f"{name}.py")
@@ -33,7 +37,7 @@ def pytest_configure() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what measures real engines: run beside other tests, it would measure those as well."""
     for item in items:
-        if "workspace" in getattr(item, "fixturenames", ()):
+        if not MEASURING.isdisjoint(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.alone)
 
 

@@ -115,7 +115,8 @@ def test_open_loop_is_measured_when_it_is_due(begin: Begin, arrivals: str) -> No
     made, again = begin(load), begin(load, fresh=True)
     measure(made)
     measure(again)
-    (run,), (other,) = made.results.runs, again.results.runs
+    # On a machine that was busy elsewhere a Run may have been replaced.
+    run, other = made.results.runs[-1], again.results.runs[-1]
     assert not run.invalid
     assert all(record.completed for record in run.records)
     assert [r.due_s for r in run.records] == pytest.approx([r.due_s for r in other.records])

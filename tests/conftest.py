@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-
 # Fixtures that start engines and measure them.
 MEASURING = frozenset(("workspace", "begin"))
 

@@ -96,8 +96,9 @@ class Night:
         return last
 
     def _read(self) -> Mapping[str, float]:
-        self.reading = (self.lab.clock(), self.lab.calibrate())
-        return self.reading[1]
+        seconds = self.lab.calibrate()
+        self.reading = (self.lab.clock(), seconds)  # its age counts from its end
+        return seconds
 
     def bands(self) -> Mapping[str, Band]:
         """Return where each kernel may be, by what this night has read of it so far."""

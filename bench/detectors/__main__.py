@@ -26,7 +26,7 @@ MANY = 100_000
 
 
 def main(argv: Sequence[str]) -> int:
-    """Return 0, or 2 with one clear message on stderr."""
+    """Return 0, 2 with one clear message on stderr, or 3 if SIGINT ended it before the end."""
     if argv[:1] == ["record"]:
         return record.main(argv[1:])
     given = _parser().parse_args(argv)
@@ -47,9 +47,9 @@ def main(argv: Sequence[str]) -> int:
     rows = work.rows(counted, given.detectors, given.presets)
     sys.stdout.write(table.render(rows))
     done = {"benchmark": "detbench", "seed": given.seed, "nights": nights, "rows": rows}
-    done["seconds"] = round(time.monotonic() - started, 1)
+    done |= {"interrupted": counted.interrupted, "seconds": round(time.monotonic() - started, 1)}
     sys.stdout.write(json.dumps(done, allow_nan=False) + "\n")
-    return 0
+    return 3 if counted.interrupted else 0
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -21,8 +21,6 @@ from detectors.episodes import PAST_LAUNCHES, Past, episode
 from detectors.injections import Injection
 from detectors.layout import GATED, HIGHER_IS_BETTER, TAIL, Array, Conditions, Layout, Mask
 
-# The family of the rules.
-RULES = "rules"
 # +1 slower, -1 faster, 0 neither: [case, metric].
 Signs = np.ndarray[Any, np.dtype[np.int_]]
 Rule = Callable[[Past, Array, Layout], Signs]
@@ -41,7 +39,7 @@ class Peer:
     metrics: tuple[str, ...] = GATED
     used: Callable[[Past, Array, Layout], float] | None = None
     sensitivity: str | None = None
-    family: str = RULES
+    family: str = "rules"
     most: int | None = None
 
     def run(

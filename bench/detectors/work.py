@@ -6,6 +6,7 @@ import concurrent.futures
 import itertools
 import math
 import multiprocessing
+import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,13 +18,13 @@ from detectors.injections import INJECTIONS, NONE
 from detectors.layout import Conditions
 from detectors.noise import PRESETS
 from detectors.ours import OURS
-from detectors.peers import PEERS, RULES
+from detectors.peers import PEERS
 from detectors.real_tools import TOOLS
 from detectors.scores import Tally, row, tally
 
 # Every detector by its label: its name, with what it is set to where there are several of it.
 DETECTORS: dict[str, Detector] = {**OURS, **PEERS, **TOOLS}
-CHUNK = 20
+CHUNK = 10
 # The preset that goals are set for, and the share of its nights that each of the others gets.
 MAIN, REST = "shared", 0.25
 Key = tuple[str, str, str]
@@ -40,7 +41,7 @@ def conditions(name: str) -> Conditions:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Some episodes of each injection, by detectors that share what is drawn.
+    """Some episodes of each injection, by detectors that share what is drawn: pasts above all.
 
     `first` is how many episodes there were before these; together with the seed it makes theirs.
     """
@@ -52,17 +53,25 @@ class Job:
     first: int
     num_nights: int
 
+    def episodes(self, label: str, injection: str) -> int:
+        """Return how many of them a detector is asked for, under an injection."""
+        most = DETECTORS[label].most
+        if most is None or INJECTIONS[injection] is NONE:
+            return self.num_nights
+        return max(0, min(self.num_nights, _share_of(self.preset, most) - self.first))
+
 
 @dataclass(slots=True)
 class Counted:
     """What was counted, by (label, preset, injection), and what could not be run, and why.
 
-    `seconds` is what it took, in one process.
+    `seconds` is what it took, in one process; `interrupted`, whether it was ended by SIGINT.
     """
 
     tallies: dict[Key, Tally] = field(default_factory=dict)
     missing: dict[tuple[str, str], str] = field(default_factory=dict)
     seconds: float = 0.0
+    interrupted: bool = False
 
     def add(self, other: Counted) -> None:
         """Add the counts of another piece of work."""
@@ -77,24 +86,18 @@ def do(job: Job) -> Counted:
     started, drawn, counted = time.monotonic(), conditions(job.preset), Counted()
     # Chunks that follow each other get seeds that do not.
     seed = job.seed * 1_000_003 + job.first
-    for name in job.injections:
-        injection = INJECTIONS[name]
-        for one in job.detectors:
-            detector = DETECTORS[one]
-            most = None if injection is NONE else detector.most
-            most = None if most is None else _share_of(job.preset, most)
-            num_nights = job.num_nights if most is None else min(job.num_nights, most - job.first)
-            if num_nights <= 0 or (one, job.preset) in counted.missing:
-                continue
-            touches = bool(injection.touched(drawn.layout).any())
-            if injection.effect and not touches:
-                continue  # a recording without that level or metric
-            try:
-                outcomes = detector.run(drawn, injection, seed, num_nights)
-            except NotAvailable as error:
-                counted.missing[one, job.preset] = str(error)
-                continue
-            counted.tallies[one, job.preset, name] = tally(outcomes, injection, drawn.layout)
+    for name, one in itertools.product(job.injections, job.detectors):
+        injection, num_nights = INJECTIONS[name], job.episodes(one, name)
+        if not num_nights or (one, job.preset) in counted.missing:
+            continue
+        if injection.effect and not injection.touched(drawn.layout).any():
+            continue  # a recording without that level or metric
+        try:
+            outcomes = DETECTORS[one].run(drawn, injection, seed, num_nights)
+        except NotAvailable as error:
+            counted.missing[one, job.preset] = str(error)
+            continue
+        counted.tallies[one, job.preset, name] = tally(outcomes, injection, drawn.layout)
     counted.seconds = time.monotonic() - started
     return counted
 
@@ -116,13 +119,12 @@ def jobs(
         families.setdefault(DETECTORS[label].family, []).append(label)
 
     def of(family: str) -> Iterator[Job]:
-        # The rules take less time than what is drawn for them, the others far more.
-        some = [tuple(injections)] if family == RULES else [(one,) for one in injections]
-        for first in range(0, num_nights, CHUNK):
-            for names, preset in itertools.product(some, presets):
-                count = min(CHUNK, _share_of(preset, num_nights) - first)
-                if count > 0:
-                    yield Job(tuple(families[family]), preset, names, seed, first, count)
+        labels = tuple(families[family])
+        for first, preset in itertools.product(range(0, num_nights, CHUNK), presets):
+            count = min(CHUNK, _share_of(preset, num_nights) - first)
+            job = Job(labels, preset, tuple(injections), seed, first, count)
+            if any(job.episodes(*asked) > 0 for asked in itertools.product(labels, injections)):
+                yield job
 
     return {family: of(family) for family in families}
 
@@ -157,7 +159,7 @@ def run(
     seconds: float | None = None,
     say: Callable[[str], object] = lambda text: None,
 ) -> Counted:
-    """Do all work, or what can be begun within some seconds.
+    """Do all work, or what can be begun within some seconds; SIGINT ends it with what there is.
 
     Processes are spawned: what a fork would share, libraries' threads above all, is not shared.
     """
@@ -169,25 +171,47 @@ def run(
         family = DETECTORS[job.detectors[0]].family
         queue.spent[family] += result.seconds
         nights, taken = job.first + job.num_nights, time.monotonic() - started
-        injections = job.injections[0] if len(job.injections) == 1 else "all"
-        say(f"{taken:6.0f} s  {job.preset} {family} {injections}: {nights} nights\n")
+        say(f"{taken:6.0f} s  {job.preset} {family}: {nights} nights\n")
 
-    if processes == 1:
-        while (job := queue.next()) is not None:
-            note(job, do(job))
-        return counted
+    try:
+        if processes == 1:
+            while (job := queue.next()) is not None:
+                note(job, do(job))
+        else:
+            _in_processes(queue, processes, note)
+    except KeyboardInterrupt:
+        counted.interrupted = True
+    return counted
+
+
+def _in_processes(queue: Queue, processes: int, note: Callable[[Job, Counted], None]) -> None:
     context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(processes, mp_context=context) as pool:
-        waiting: dict[concurrent.futures.Future[Counted], Job] = {}
-        while True:
-            # Only what can start at once: what was submitted cannot be left out any more.
-            while len(waiting) < processes and (job := queue.next()) is not None:
-                waiting[pool.submit(do, job)] = job
-            if not waiting:
-                return counted
-            first = concurrent.futures.FIRST_COMPLETED
-            for future in concurrent.futures.wait(waiting, return_when=first).done:
-                note(waiting.pop(future), future.result())
+    pool = concurrent.futures.ProcessPoolExecutor(processes, context, initializer=_ended_by_us)
+    waiting: dict[concurrent.futures.Future[Counted], Job] = {}
+    with pool:
+        try:
+            while True:
+                # Only what can start at once: what was submitted cannot be left out any more.
+                while len(waiting) < processes and (job := queue.next()) is not None:
+                    waiting[pool.submit(do, job)] = job
+                if not waiting:
+                    return
+                first = concurrent.futures.FIRST_COMPLETED
+                for future in concurrent.futures.wait(waiting, return_when=first).done:
+                    note(waiting.pop(future), future.result())
+        except BaseException:
+            for process in multiprocessing.active_children():
+                process.terminate()
+            raise
+
+
+def _ended_by_us() -> None:
+    """Let a terminal's SIGINT be for the parent alone; what it ends takes its own children along.
+
+    An exception, unlike a signal's default, lets `subprocess.run` kill what it waits for.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 def rows(

@@ -165,6 +165,9 @@ class Breaking:
             raise self.error
         await self.inner.send(payload, exchange)
 
+    async def open(self, count):
+        await self.inner.open(count)
+
     async def close(self):
         await self.inner.close()
 
@@ -238,8 +241,10 @@ def test_the_client_knows_its_own_lag_when_the_run_returns():
         return dict(driven.client)  # at once: nothing is filled in later
 
     client = run_virtual(run())
-    assert set(client) == {"loop_lag_p50_s", "loop_lag_p99_s", "cpu_share"}
+    lags = {f"{of}_lag_p{q}_s" for of in ("loop", "read") for q in (50, 99)}
+    assert set(client) == {*lags, "cpu_share", "gc_collections", "gc_s", "unstamped_reads"}
     assert client["loop_lag_p99_s"] == pytest.approx(0.0, abs=1e-12)
+    assert (client["gc_collections"], client["gc_s"]) == (0, 0)
 
 
 def test_a_blocked_event_loop_shows_as_lag():

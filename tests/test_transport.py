@@ -11,14 +11,18 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from headway.transport import Exchange, HttpTransport, Target
+from headway.transport import Body, Exchange, HttpTransport, Target
+from headway.transport import stamps as stamps_module
+from headway.transport.stamps import KernelStamps
 
 wire = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("scripted_server.py"))))
 
 
 def body_of(exchange: Exchange) -> bytes:
-    return b"".join(piece for _, piece in exchange.chunks)
+    return bytes(exchange.body.data)
 
 
 def send_all(script, n=1, *, host="127.0.0.1", name=None, pause_s=0.0, body=None, **limits):
@@ -74,11 +78,11 @@ def test_stamps_are_of_reads_and_in_order():
 
     clock = itertools.count()  # strictly increasing: two stamps are equal only if it was read once
     (exchange,) = send_all(script, clock=lambda: float(next(clock)), idle_timeout_s=1e9)
-    stamps = [at_s for at_s, _ in exchange.chunks]
-    assert len(stamps) == 4
-    assert stamps[0] == stamps[1] < stamps[2] < stamps[3]
-    assert exchange.sent_s < stamps[0]
-    assert exchange.ended_s > stamps[3]
+    stamps = [at_s for at_s, _ in exchange.body]
+    assert len(stamps) == 3
+    assert exchange.sent_s < stamps[0] < stamps[1] < stamps[2] < exchange.ended_s
+    first = next(iter(exchange.body))[1]
+    assert first == wire.token("a") + wire.token("b")
 
 
 def test_the_end_is_stamped_by_the_read_that_ended_it():
@@ -88,7 +92,7 @@ def test_the_end_is_stamped_by_the_read_that_ended_it():
         await peer.hung_up()
 
     (exchange,) = send_all(script)
-    assert exchange.chunks[-1][0] == exchange.ended_s
+    assert exchange.body.arrived_s[-1] == exchange.ended_s
 
 
 def test_a_body_of_stated_length_ends_with_it():
@@ -114,7 +118,7 @@ def test_a_body_without_length_ends_with_its_connection(version):
     first, second = send_all(script, 2)
     assert (first.error, second.error) == (None, None)
     assert body_of(first) == body_of(second) == wire.token("a") + wire.DONE
-    assert first.ended_s >= first.chunks[-1][0]
+    assert first.ended_s >= first.body.arrived_s[-1]
 
 
 def test_an_informational_answer_is_not_the_answer():
@@ -178,7 +182,7 @@ def test_case_16_a_connection_that_was_closed_while_idle_is_replaced():
 
     exchanges = send_all(script, 2, pause_s=0.05)
     assert [one.error for one in exchanges] == [None, None]
-    assert len(exchanges[1].chunks) == len(exchanges[0].chunks)
+    assert body_of(exchanges[1]) == body_of(exchanges[0])
 
 
 @pytest.mark.parametrize("end", ["close", "reset"])
@@ -202,7 +206,7 @@ def test_case_16_a_stale_connection_is_retried_once_and_flagged(end):
     assert wire.token("b") in body_of(second)
     assert wire.token("a") not in body_of(second)
     assert requests[1][1] == requests[2][1] == b'{"n":1}'
-    assert second.sent_s <= second.chunks[0][0] <= second.ended_s
+    assert second.sent_s <= second.body.arrived_s[0] <= second.ended_s
 
 
 def test_case_16_a_retry_is_not_repeated():
@@ -228,7 +232,7 @@ def test_what_comes_after_an_answer_changes_nothing_in_it():
     first, second = send_all(script, 2, pause_s=0.05)
     assert (first.status, first.error, second.status, second.error) == (200, None, 200, None)
     assert b"bye" not in body_of(first) + body_of(second)
-    assert first.ended_s == first.chunks[-1][0]
+    assert first.ended_s == first.body.arrived_s[-1]
 
 
 def test_a_cancelled_request_hangs_up_and_keeps_what_it_had():
@@ -246,7 +250,7 @@ def test_a_cancelled_request_hangs_up_and_keeps_what_it_had():
             transport = HttpTransport(target)
             exchange = Exchange()
             task = asyncio.create_task(transport.send(target.post("/", {}, {}), exchange))
-            while not exchange.chunks:
+            while not exchange.body.data:
                 await asyncio.sleep(0.005)
             task.cancel()
             await asyncio.wait([task])
@@ -299,5 +303,106 @@ def test_case_33_proxy_variables_have_no_effect(variable, host, name, monkeypatc
 def test_the_clock_is_monotonic_by_default():
     before = time.monotonic()
     (exchange,) = send_all(good)
-    assert before <= exchange.sent_s <= exchange.chunks[0][0] <= exchange.ended_s
+    assert before <= exchange.sent_s <= exchange.body.arrived_s[0] <= exchange.ended_s
     assert exchange.ended_s <= time.monotonic()
+
+
+@pytest.mark.skipif(not KernelStamps().on, reason="this kernel gives no receive stamps")
+def test_the_kernel_stamps_what_a_client_that_sleeps_reads_late():
+    async def script(peer):
+        await peer.request()
+        await peer.send(wire.CHUNKED, wire.chunk(wire.token("a")), wire.LAST)
+        await peer.hung_up()
+
+    async def run() -> Exchange:
+        async with wire.serving(script) as port:
+            target = Target("127.0.0.1", port)
+            transport = HttpTransport(target)
+            exchange = Exchange()
+            task = asyncio.create_task(transport.send(target.post("/", {}, {}), exchange))
+            while exchange.status is None:  # the head is here, the token is not
+                await asyncio.sleep(0)
+            connection = next(iter(transport._busy))
+            # What holds the client up: its loop reads nothing while the token arrives.
+            asyncio.get_running_loop().remove_reader(connection._sock)
+            await asyncio.sleep(0.15)
+            asyncio.get_running_loop().add_reader(connection._sock, connection._readable)
+            await task
+            await transport.close()
+            return exchange
+
+    exchange = asyncio.run(run())
+    assert exchange.unstamped == 0
+    # The stamp is of the arrival, and the rest is the client's own lag.
+    assert exchange.body.lags_s[0] > 0.08
+    assert exchange.body.arrived_s[0] - exchange.sent_s < exchange.body.lags_s[0]
+
+
+@pytest.mark.parametrize("wrong_s", [-1e6, 1e6])
+def test_a_stamp_that_cannot_be_is_replaced_by_the_time_of_the_read(wrong_s, monkeypatch):
+    arrival = KernelStamps.arrival_s
+    monkeypatch.setattr(
+        KernelStamps, "arrival_s", lambda self, data: (arrival(self, data) or 0.0) + wrong_s
+    )
+    (exchange,) = send_all(good)
+    assert exchange.sent_s <= exchange.body.arrived_s[0] <= exchange.ended_s
+    # Reads of the head, of two events and of the end, as far as they came apart.
+    assert exchange.unstamped >= 1 or not KernelStamps().on
+
+
+def test_somebody_who_sets_the_wall_clock_is_noticed(monkeypatch):
+    stamps = KernelStamps()
+    stamps.look()
+    assert stamps.steps == 0
+    monkeypatch.setattr(stamps_module, "clocks_apart_s", lambda: 5.0)
+    stamps.look()
+    assert stamps.steps == 1
+    second = stamps_module.TIMESPEC.pack(15, 500_000_000)
+    found = stamps.arrival_s([(socket.SOL_SOCKET, stamps_module.SO_TIMESTAMPNS, second)])
+    assert found == 10.5
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.binary(max_size=50), max_size=30))
+def test_a_body_gives_back_what_it_was_given(pieces):
+    body = Body()
+    for number, piece in enumerate(pieces):
+        body.data += piece
+        body.stamp(float(number), 0.0)
+    assert list(body) == [(float(n), piece) for n, piece in enumerate(pieces)]
+
+
+def test_a_read_costs_its_payload_and_less_than_a_hundred_bytes():
+    body, payload, count = Body(), b"x" * 180, 1000
+    for number in range(count):
+        body.data += payload
+        body.stamp(float(number), 0.0)
+    assert body.held_bytes < count * (len(payload) + 100)
+
+
+def test_connections_made_ahead_cost_no_request_anything():
+    async def run():
+        async with wire.serving(good) as port:
+            target = Target("127.0.0.1", port)
+            transport = HttpTransport(target)
+            await transport.open(5)
+            exchanges = [Exchange() for _ in range(5)]
+            payload = target.post("/", {}, {})
+            await asyncio.gather(*(transport.send(payload, one) for one in exchanges))
+            await transport.close()
+            return exchanges
+
+    exchanges = asyncio.run(run())
+    assert [one.error for one in exchanges] == [None] * 5
+    assert [one.connect_s for one in exchanges] == [None] * 5
+
+
+def test_connections_that_cannot_be_made_ahead_are_a_requests_failure():
+    async def run():
+        target = Target("127.0.0.1", wire.free_port())
+        transport, exchange = HttpTransport(target), Exchange()
+        await transport.open(3)
+        await transport.send(target.post("/", {}, {}), exchange)
+        return exchange
+
+    assert asyncio.run(run()).error.kind == "connection_refused"

@@ -42,7 +42,8 @@ class MemoryTransport:
         def deliver(left: Departure) -> None:
             nonlocal counted
             counted += len(left.output.token_ids)
-            exchange.chunks.append((self.clock(), _events(left, prompt, counted)))
+            exchange.body.data += _events(left, prompt, counted)
+            exchange.body.stamp(self.clock(), 0.0)
             if left.output.finish_reason is not None:
                 exchange.ended_s = self.clock()
                 done.set()
@@ -55,6 +56,9 @@ class MemoryTransport:
         finally:
             self.in_flight -= 1
             self.backend.abort(submission.id)
+
+    async def open(self, count: int) -> None:
+        self.opened = count
 
     async def close(self) -> None:
         self.closed = True

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from headway import loadgen
+from headway import loadgen, transport
 from headway.core import Case, EngineInfo, Level, Request
 from headway.engines.launch import HERE, Endpoint, LaunchError, LaunchSpec, launched, tail
 from headway.night import machine, verify
@@ -96,7 +96,7 @@ class RealLab:
         """Start an engine and wait for its first token; raises LaunchError or OSError."""
         with contextlib.ExitStack() as stack:
             endpoint = stack.enter_context(launched(self.spec(planned)))
-            first = asyncio.run(_first_output(endpoint, prompt))
+            first = transport.run(_first_output(endpoint, prompt))
             launch_s = endpoint.clock_since_start()
             info = endpoint.info()
             _check_info(info, self.suite.instance(planned.instance), self.device)
@@ -179,7 +179,7 @@ class RealEngine:
         while len(spans) < MAX_WARMUP_WAVES:
             wave = short[len(spans) * together : (len(spans) + 1) * together]
             self.lab.screen.status(f"{self.planned.name} {level.name}: warm-up {len(spans) + 1}")
-            driven = asyncio.run(self._drive(wave, warm, (), lambda _: None))
+            driven = transport.run(self._drive(wave, warm, (), lambda _: None))
             spans.append(driven.end_s - driven.start_s)
             failed += sum(not record.completed for record in loadgen.records(driven, wave))
             if failed or (
@@ -197,7 +197,7 @@ class RealEngine:
     ) -> Driven:
         """Send a level's requests as it says; progress is drawn beside it."""
         self.endpoint.reset_peak_rss()
-        driven = asyncio.run(self._shown(case, level, requests, offsets_s))
+        driven = transport.run(self._shown(case, level, requests, offsets_s))
         records = loadgen.records(driven, requests)
         # After a death, what is left of its processes is not the engine.
         peak = self.endpoint.peak_rss_bytes() if self.serves() else None
@@ -237,12 +237,11 @@ class RealEngine:
             loadgen.payload(r, endpoint.spec.served_name, target, endpoint.capabilities)
             for r in requests
         ]
-        transport = HttpTransport(target, idle_timeout_s=suite.idle_timeout_s)
         return await loadgen.drive(
             payloads,
             level,
             offsets_s,
-            transport,
+            HttpTransport(target, idle_timeout_s=suite.idle_timeout_s),
             timeout_s=suite.level_timeout_s,
             progress=progress,
         )
@@ -263,18 +262,18 @@ class RealEngine:
 async def _first_output(endpoint: Endpoint, prompt: tuple[int, ...]) -> tuple[int, ...]:
     """Ask for one token: an engine that gives none is not up."""
     target = Target.parse(endpoint.base_url)
-    transport = HttpTransport(target, idle_timeout_s=endpoint.spec.start_timeout_s)
+    http = HttpTransport(target, idle_timeout_s=endpoint.spec.start_timeout_s)
     exchange = Exchange()
-    await transport.send(
+    await http.send(
         loadgen.payload(
             Request(0, prompt, 1), endpoint.spec.served_name, target, endpoint.capabilities
         ),
         exchange,
     )
-    await transport.close()
-    stream = parse(exchange.chunks)
+    await http.close()
+    stream = parse(exchange.body)
     if exchange.error is not None or exchange.status != 200 or not stream.events:
-        body = b"".join(piece for _, piece in exchange.chunks)[:300].decode("utf-8", "replace")
+        body = bytes(exchange.body.data[:300]).decode("utf-8", "replace")
         cause = exchange.error.message if exchange.error else f"status {exchange.status} {body}"
         name = endpoint.spec.instance
         raise LaunchError("no_token", f"{name} gave no first token: {cause}")

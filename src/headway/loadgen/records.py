@@ -1,0 +1,116 @@
+"""What a drive left on the wire → records: parsed after the last response has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from headway import sse
+from headway.core import Request, RequestError, RequestRecord, TokenEvent
+from headway.loadgen.drive import Drive, Sent
+from headway.transport import Exchange
+
+
+def records(driven: Drive, requests: Sequence[Request]) -> tuple[RequestRecord, ...]:
+    """Parse what came back, in the order of the requests; those never reached are `not_sent`."""
+    parsed = [_record(driven.start_s, s, r) for s, r in zip(driven.sent, requests, strict=False)]
+    never = range(len(parsed), len(requests))
+    return (*parsed, *(_not_sent(driven, place, requests[place]) for place in never))
+
+
+def _not_sent(driven: Drive, place: int, request: Request) -> RequestRecord:
+    """In closed loop the engine kept the slots busy; an open schedule was cut off by us."""
+    reason = "the level's time was over before this request was due"
+    if driven.offsets_s:
+        error, due_s = RequestError("not_sent", reason, "client"), driven.offsets_s[place]
+    else:
+        error, due_s = RequestError("not_sent", reason), driven.end_s - driven.start_s
+    return RequestRecord(request.index, due_s, None, None, error=error, **_asked(request))
+
+
+def _asked(request: Request) -> dict[str, Any]:
+    """Return what the counts of an answer are held against."""
+    return {
+        "asked_tokens": request.max_tokens,
+        "asked_prompt_tokens": len(request.prompt_token_ids),
+        "ignore_eos": request.ignore_eos,
+    }
+
+
+def _record(start_s: float, sent: Sent, request: Request) -> RequestRecord:
+    exchange = sent.exchange
+    stream = sse.parse(exchange.body) if exchange.status == 200 else sse.Stream()
+    error, warnings = _judge(exchange, stream)
+
+    def since(at_s: float | None) -> float | None:
+        return None if at_s is None else at_s - start_s
+
+    return RequestRecord(
+        index=request.index,
+        due_s=sent.due_s - start_s,
+        sent_s=since(exchange.sent_s),
+        ended_s=since(exchange.ended_s),
+        events=tuple(_shift(event, start_s) for event in stream.events),
+        prompt_tokens=stream.prompt_tokens,
+        completion_tokens=stream.completion_tokens,
+        finish_reason=stream.finish_reason,
+        engine_arrived_s=since(stream.engine_arrived_s),
+        error=error,
+        warnings=warnings,
+        **_asked(request),
+    )
+
+
+def _shift(event: TokenEvent, start_s: float) -> TokenEvent:
+    engine_at_s = None if event.engine_at_s is None else event.engine_at_s - start_s
+    return TokenEvent(
+        event.at_s - start_s, event.text, event.token_ids, event.num_tokens, engine_at_s
+    )
+
+
+def _judge(exchange: Exchange, stream: sse.Stream) -> tuple[RequestError | None, tuple[str, ...]]:
+    """Return why the request failed, or None, and what else is odd about its answer."""
+    warnings = stream.warnings + (("retried",) if exchange.retried else ())
+    error, said = exchange.error, stream.error
+    ours = error is not None and error.origin == "client"
+    if said is not None and said.kind == "server_error" and not ours:
+        # Servers hang up after such an event: what they said is the cause, the end its symptom.
+        return RequestError(said.kind, said.message), warnings
+    finished = stream.events and stream.finish_reason is not None and stream.error is None
+    if error is not None and error.kind == "truncated_stream" and finished:
+        # Every token came; what is missing is the end of the wrapping.
+        warnings, error = (*warnings, error.kind), None
+    return error or _http_error(exchange) or _stream_error(exchange, stream), warnings
+
+
+def _http_error(exchange: Exchange) -> RequestError | None:
+    if exchange.status is None or exchange.status == 200:
+        return None
+    return RequestError(f"http_{exchange.status}", _body(exchange))
+
+
+def _body(exchange: Exchange) -> str:
+    return bytes(exchange.body.data[:500]).decode("utf-8", "replace")
+
+
+def _stream_error(exchange: Exchange, stream: sse.Stream) -> RequestError | None:
+    """Name what a 200 hid: an error event, no output at all, or an end that never came."""
+    if stream.error is not None:
+        return RequestError(stream.error.kind, stream.error.message)
+    if not stream.events:
+        return _without_tokens(exchange, stream)
+    if not stream.done and stream.finish_reason is None:
+        return RequestError("truncated_stream", "the stream ended without a finish reason")
+    if stream.finish_reason in ("abort", "error"):
+        reason = f"the server ended the stream with the finish reason {stream.finish_reason!r}"
+        return RequestError("aborted", reason)
+    return None
+
+
+def _without_tokens(exchange: Exchange, stream: sse.Stream) -> RequestError:
+    if exchange.content_type and "event-stream" not in exchange.content_type:
+        text = f"the answer is {exchange.content_type}, no event stream: {_body(exchange)}"
+        return RequestError("not_a_stream", text)
+    claimed = stream.completion_tokens or 0
+    kind = "no_token_event" if claimed else "no_choices_received"
+    return RequestError(kind, f"the stream held no token; its usage claims {claimed}")

@@ -1,0 +1,66 @@
+"""What one request leaves on the wire: when it left, every timed piece of its answer, its end."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from headway.core import RequestError
+
+
+@dataclass(slots=True)
+class Body:
+    """The bytes of an answer, and when they came: a stamp and a length per read, no objects.
+
+    A read costs its payload and 16 bytes: its arrival, how far the body came with it, and the lag
+    of the client that took it.
+    """
+
+    data: bytearray = field(default_factory=bytearray)
+    arrived_s: array[float] = field(default_factory=lambda: array("d"))
+    ends: array[int] = field(default_factory=lambda: array("I"))
+    lags_s: array[float] = field(default_factory=lambda: array("f"))
+
+    def stamp(self, arrived_s: float, lag_s: float) -> None:
+        """Note that all bytes since the last stamp came with one read."""
+        self.arrived_s.append(arrived_s)
+        self.ends.append(len(self.data))
+        self.lags_s.append(lag_s)
+
+    def __iter__(self) -> Iterator[tuple[float, bytes]]:
+        """Yield (arrival, bytes) of each read."""
+        begin = 0
+        for at_s, end in zip(self.arrived_s, self.ends, strict=True):
+            yield at_s, bytes(self.data[begin:end])
+            begin = end
+
+    @property
+    def held_bytes(self) -> int:
+        """Return what it holds in memory, over-allocation included."""
+        parts = (self.data, self.arrived_s, self.ends, self.lags_s)
+        return sum(part.__sizeof__() for part in parts)
+
+
+@dataclass(slots=True)
+class Exchange:
+    """One request on the wire.
+
+    Times are those of the transport's clock. `connect_s` is None where a connection was there.
+    `unstamped` counts reads that the kernel did not stamp, where it was asked to.
+    """
+
+    sent_s: float | None = None
+    connect_s: float | None = None
+    ended_s: float | None = None
+    status: int | None = None
+    content_type: str = ""
+    body: Body = field(default_factory=Body)
+    unstamped: int = 0
+    error: RequestError | None = None
+    retried: bool = False
+
+    def forget(self) -> None:
+        """Become as new for a second try, but for what the first one cost."""
+        self.error, self.ended_s, self.status, self.content_type = None, None, None, ""
+        self.body, self.retried = Body(), True

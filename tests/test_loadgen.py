@@ -242,7 +242,7 @@ def test_the_client_knows_its_own_lag_when_the_run_returns():
 
     client = run_virtual(run())
     lags = {f"{of}_lag_p{q}_s" for of in ("loop", "read") for q in (50, 99)}
-    assert set(client) == {*lags, "cpu_share", "gc_collections", "gc_s", "unstamped_reads"}
+    assert set(client) == {*lags, "cpu_share", "gc_collections", "gc_s", "kernel_stamps"}
     assert client["loop_lag_p99_s"] == pytest.approx(0.0, abs=1e-12)
     assert (client["gc_collections"], client["gc_s"]) == (0, 0)
 

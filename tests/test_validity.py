@@ -194,9 +194,45 @@ def test_one_problem_of_many_records_is_one_sentence():
     ]
 
 
-def test_a_lagging_client_is_found():
-    text = only(run_of(good(), client={"loop_lag_p99_s": 0.080}))
-    assert text.startswith("the client woke up late by 80.0 ms (p99)")
+CLIENT = {
+    "loop_lag_p99_s": 0.004,
+    "read_lag_p99_s": 0.004,
+    "kernel_stamps": 1.0,
+    "cpu_share": 0.6,
+    "gc_s": 0.0,
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, None),
+        ({"loop_lag_p99_s": 0.080}, "the client woke up late by 80.0 ms (p99); beyond 50 ms"),
+        ({"read_lag_p99_s": 0.060}, "what arrived waited 60.0 ms (p99); beyond 50 ms"),
+        # Without stamps of the kernel's, being late is in every stamp.
+        ({"kernel_stamps": 0.0, "loop_lag_p99_s": 0.009}, None),
+        ({"kernel_stamps": 0.0, "loop_lag_p99_s": 0.011}, "the client woke up late by 11.0 ms"),
+        ({"cpu_share": 0.94}, None),
+        ({"cpu_share": 0.97}, "the client took 97% of a core"),
+        ({"gc_s": 0.004}, None),
+        ({"gc_s": 0.040}, "the client collected garbage for 40 ms of 1.2 s"),
+    ],
+)
+def test_a_client_that_measures_itself_is_found(changes, said):
+    found = validity.problems(run_of(good(), client={**CLIENT, **changes}))
+    assert len(found) == (said is not None)
+    if said is not None:
+        assert found[0].startswith(said)
+
+
+@pytest.mark.parametrize(("gap_s", "found"), [(0.0, False), (0.02, False), (0.1, True)])
+def test_slots_that_wait_for_the_client_are_not_concurrency(gap_s, found):
+    records = [answered(k, k // SLOTS * (SERVICE_S + gap_s)) for k in range(32)]
+    texts = validity.problems(run_of(records))
+    assert [text for text in texts if "in flight on average, 4 were asked for" in text] == list(
+        texts
+    )
+    assert bool(texts) is found
 
 
 @pytest.mark.parametrize(
@@ -227,7 +263,7 @@ def test_a_short_schedule_is_not_late_by_a_millisecond(due_s):
 
 
 def test_validity_is_blind_to_speed_and_wrong_counts():
-    slow = [answered(k, k // SLOTS * 99.0, tpot_s=5.0) for k in range(16)]
+    slow = [answered(k, k // SLOTS * (TTFT_S + 15 * 5.0), tpot_s=5.0) for k in range(16)]
     wrong = [replace(one, completion_tokens=3, finish_reason="stop") for one in slow]
     assert validity.problems(run_of(slow)) == ()
     assert validity.problems(run_of(wrong)) == ()

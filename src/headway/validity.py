@@ -16,7 +16,14 @@ from headway.core import RequestRecord, Run
 
 # A sum of float gaps and a difference of floats agree to rounding, not to the bit.
 ROUNDING_S = 1e-6
-MAX_LOOP_LAG_P99_S = 0.050
+# How late the client may be. What the kernel stamped is late in no stamp, only in what follows it.
+MAX_LAG_P99_S, MAX_UNSTAMPED_LAG_P99_S = 0.050, 0.010
+MIN_KERNEL_STAMPS = 0.99
+# One thread drives a Run: what it does not get, or collects garbage in, it cannot measure in.
+MAX_CPU_SHARE = 0.95
+MAX_GC_SHARE, MAX_GC_S = 0.005, 0.005
+# Slots that wait for the client are not in flight.
+MIN_ACHIEVED_CONCURRENCY = 0.90
 # A late send matters by what it adds to what is measured: a share of the typical TTFT for the
 # typical request, of the typical E2EL for the worst.
 MAX_SEND_LAG_P50_S, MAX_SEND_LAG_P50_OF_TTFT = 0.002, 0.05
@@ -139,11 +146,42 @@ def _little(run: Run) -> Iterator[str]:
 
 
 def _client(run: Run) -> Iterator[str]:
-    lag = run.client.get("loop_lag_p99_s")
-    if lag is not None and lag > MAX_LOOP_LAG_P99_S:
+    """The client had time: it woke up, read, and sent as soon as there was something to do."""
+    client = run.client
+    stamped = client.get("kernel_stamps", 1.0) >= MIN_KERNEL_STAMPS
+    most = MAX_LAG_P99_S if stamped else MAX_UNSTAMPED_LAG_P99_S
+    for name, what in (("loop", "the client woke up late by"), ("read", "what arrived waited")):
+        lag = client.get(f"{name}_lag_p99_s")
+        if lag is not None and lag > most:
+            yield (
+                f"{what} {lag * 1e3:.1f} ms (p99); "
+                f"beyond {most * 1e3:.0f} ms the client measures itself"
+            )
+    share = client.get("cpu_share")
+    if share is not None and share > MAX_CPU_SHARE:
+        yield f"the client took {share:.0%} of a core; beyond {MAX_CPU_SHARE:.0%} it is the limit"
+    collecting = client.get("gc_s", 0.0)
+    if collecting > max(MAX_GC_S, MAX_GC_SHARE * run.span_s):
+        yield f"the client collected garbage for {collecting * 1e3:.0f} ms of {run.span_s:.1f} s"
+    yield from _concurrency(run)
+
+
+def _concurrency(run: Run) -> Iterator[str]:
+    """As many requests were in flight as there were to be, while all slots had work."""
+    asked, window = run.level.concurrency, metrics.steady_window(run)
+    if asked is None or window is None:
+        return
+    start, end = window
+    held_s = math.fsum(
+        max(0.0, min(end if r.ended_s is None else r.ended_s, end) - max(r.sent_s, start))
+        for r in run.records
+        if r.sent_s is not None
+    )
+    achieved = held_s / (end - start)
+    if achieved < MIN_ACHIEVED_CONCURRENCY * asked:
         yield (
-            f"the client woke up late by {lag * 1e3:.1f} ms (p99); "
-            f"beyond {MAX_LOOP_LAG_P99_S * 1e3:.0f} ms it measures itself"
+            f"{achieved:.1f} requests were in flight on average, {asked} were asked for: "
+            "slots waited for the client"
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import math
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -49,14 +50,11 @@ class Watch:
 
 
 def _reads(exchanges: Iterable[Exchange]) -> dict[str, float]:
-    """Return how long what had arrived waited to be read, and who stamped it."""
-    lags: list[float] = []
-    unstamped = 0
-    for exchange in exchanges:
-        lags.extend(exchange.body.lags_s)
-        unstamped += exchange.unstamped
-    found = _percentiles("read_lag", lags, (50, 99))
-    return found | ({"unstamped_reads": float(unstamped)} if lags else {})
+    """Return how long what had arrived waited to be read, and how much of it the kernel stamped."""
+    lags = [lag_s for exchange in exchanges for lag_s in exchange.body.lags_s]
+    known = [lag_s for lag_s in lags if not math.isnan(lag_s)]
+    share = {"kernel_stamps": len(known) / len(lags)} if lags else {}
+    return _percentiles("read_lag", known, (50, 99)) | share
 
 
 def _percentiles(name: str, values: list[float], qs: Iterable[int]) -> dict[str, float]:

@@ -7,6 +7,7 @@ call; the arrival is the kernel's where it stamps, else the clock's as soon as t
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 from collections.abc import Callable
 
@@ -107,12 +108,12 @@ class Connection:
             return
         if arrived_s is None or not self.last_read_s <= arrived_s <= now_s:
             # No stamp, or one that cannot be: somebody has just set the wall clock.
-            exchange.unstamped += bool(self._ancillary_bytes)
-            arrived_s = now_s
-        self.last_read_s = arrived_s
-        self._take(self._view[:size], exchange, now_s)
+            self.last_read_s, lag_s = now_s, math.nan
+        else:
+            self.last_read_s, lag_s = arrived_s, now_s - arrived_s
+        self._take(self._view[:size], exchange, lag_s)
 
-    def _take(self, data: memoryview | bytes, exchange: Exchange, now_s: float) -> None:
+    def _take(self, data: memoryview | bytes, exchange: Exchange, lag_s: float) -> None:
         """Frame what one read brought; its body bytes carry the read's stamp."""
         begun = len(exchange.body.data)
         self.answered = True
@@ -123,7 +124,7 @@ class Connection:
         except TlsFailure as error:
             self.fail("tls_error", str(error))
         if len(exchange.body.data) > begun:
-            exchange.body.stamp(self.last_read_s, now_s - self.last_read_s)
+            exchange.body.stamp(self.last_read_s, lag_s)
 
     def _decrypted(self, data: memoryview | bytes) -> bytes:
         assert self._tls is not None

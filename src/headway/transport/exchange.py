@@ -13,8 +13,8 @@ from headway.core import RequestError
 class Body:
     """The bytes of an answer, and when they came: a stamp and a length per read, no objects.
 
-    A read costs its payload and 16 bytes: its arrival, how far the body came with it, and the lag
-    of the client that took it.
+    A read costs its payload and 16 bytes: its arrival, how far the body came with it, and how long
+    it waited for the client to take it (NaN where no stamp of the kernel's says so).
     """
 
     data: bytearray = field(default_factory=bytearray)
@@ -47,7 +47,6 @@ class Exchange:
     """One request on the wire.
 
     Times are those of the transport's clock. `connect_s` is None where a connection was there.
-    `unstamped` counts reads that the kernel did not stamp, where it was asked to.
     """
 
     sent_s: float | None = None
@@ -56,7 +55,6 @@ class Exchange:
     status: int | None = None
     content_type: str = ""
     body: Body = field(default_factory=Body)
-    unstamped: int = 0
     error: RequestError | None = None
     retried: bool = False
 

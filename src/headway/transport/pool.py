@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import socket
 import ssl
@@ -114,34 +115,37 @@ class HttpTransport:
 
     async def _connected(self) -> Connection:
         """Connect to the first address that takes it; raises the last one's OSError."""
-        loop, last = asyncio.get_running_loop(), None
+        last: OSError | None = None
         if not self._addresses:
             # Once: no name is looked up while a Run lasts.
-            self._addresses = await loop.getaddrinfo(
+            self._addresses = await asyncio.get_running_loop().getaddrinfo(
                 self.target.host, self.target.port, type=socket.SOCK_STREAM
             )
         for entry in tuple(self._addresses):
-            family, kind, protocol, _, address = entry
-            sock = socket.socket(family, kind, protocol)
             try:
-                sock.setblocking(False)
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                if self.stamps.on:
-                    ask(sock)
-                await loop.sock_connect(sock, address)
-                tls = None if self._ssl is None else Tls(self._ssl, self.target.host)
-                if tls is not None:
-                    await tls.handshake(sock)
+                connection = await self._connected_to(entry)
+            except OSError as error:
+                last = error
+            else:
                 # What answered once is asked first from now on.
                 self._addresses.sort(key=lambda other: other is not entry)
-                return Connection(sock, self.clock, self.stamps, self._buffer, tls)
-            except OSError as error:
-                sock.close()
-                last = error
-            except BaseException:
-                sock.close()
-                raise
+                return connection
         raise last or OSError(f"{self.target.host} has no address")
+
+    async def _connected_to(self, entry: tuple[Any, ...]) -> Connection:
+        family, kind, protocol, _, address = entry
+        with contextlib.ExitStack() as stack:
+            sock = stack.enter_context(socket.socket(family, kind, protocol))
+            sock.setblocking(False)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self.stamps.on:
+                ask(sock)
+            await asyncio.get_running_loop().sock_connect(sock, address)
+            tls = None if self._ssl is None else Tls(self._ssl, self.target.host)
+            if tls is not None:
+                await tls.handshake(sock)
+            stack.pop_all()
+            return Connection(sock, self.clock, self.stamps, self._buffer, tls)
 
     async def _exchange(self, connection: Connection, payload: bytes, exchange: Exchange) -> None:
         done = connection.begin(payload, exchange)

@@ -6,11 +6,15 @@ import asyncio
 import gc
 import json
 import runpy
+import statistics
+import tempfile
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import uvloop
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +22,8 @@ from headway import arrivals, loadgen
 from headway.core import Capabilities, Request
 from headway.engines.fake import FakePlan, fake_tokens
 from headway.engines.virtual_time import run_virtual
+from headway.loadgen import pacing
+from headway.loadgen.pacing import pacer
 from headway.metrics import (
     e2el_s,
     itl_s,
@@ -27,7 +33,7 @@ from headway.metrics import (
     ttft_s,
     ttft_sent_s,
 )
-from headway.transport import Target
+from headway.transport import Body, Target
 
 virtual = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("virtual_run.py"))))
 
@@ -242,7 +248,7 @@ def test_the_client_knows_its_own_lag_when_the_run_returns():
 
     client = run_virtual(run())
     lags = {f"{of}_lag_p{q}_s" for of in ("loop", "read") for q in (50, 99)}
-    assert set(client) == {*lags, "cpu_share", "gc_collections", "gc_s", "kernel_stamps"}
+    assert set(client) == {*lags, "gc_collections", "gc_s", "kernel_stamps"}
     assert client["loop_lag_p99_s"] == pytest.approx(0.0, abs=1e-12)
     assert (client["gc_collections"], client["gc_s"]) == (0, 0)
 
@@ -304,3 +310,67 @@ def test_a_record_says_what_was_asked_whether_it_was_sent_or_not():
     assert [one.ignore_eos for one in records] == [False, True, True]
     assert [one.asked_tokens for one in records] == [one.max_tokens for one in asked]
     assert [one.completed for one in records] == [True, True, False]
+
+
+@pytest.mark.parametrize("spill_bytes", [0, 3000, 10**9])
+def test_what_lies_in_a_file_is_what_was_held_in_memory(spill_bytes):
+    asked = virtual.requests(9, 3, 6)
+    spilled, _ = virtual.drive(
+        FakePlan(itl_s=0.01), asked, virtual.closed(3, 9), spill_bytes=spill_bytes
+    )
+    held, _ = virtual.drive(FakePlan(itl_s=0.01), asked, virtual.closed(3, 9))
+    in_memory = [sent.exchange.body.held_bytes for sent in spilled.sent]
+    assert (max(in_memory) < 400) is (spill_bytes == 0)
+    assert loadgen.records(spilled, asked) == loadgen.records(held, asked)
+    assert spilled.client == held.client
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(st.binary(max_size=40), st.floats(0, 1e9)), max_size=20))
+def test_a_body_comes_back_from_its_file_as_it_went(reads):
+    with tempfile.TemporaryFile(buffering=0) as file:
+        bodies = []
+        for _ in range(3):
+            body = Body()
+            for data, at_s in reads:
+                body.data += data
+                body.stamp(at_s, 0.25)
+            body.spill(file)
+            bodies.append(body)
+        for body in bodies:
+            assert list(body) == []
+            assert list(body.whole()) == [(at_s, data) for data, at_s in reads]
+            assert list(body.whole().lags_s) == [0.25] * len(reads)
+
+
+def test_slots_begin_when_they_are_to():
+    asked = virtual.requests(6)
+    driven, transport = virtual.drive(
+        FakePlan(ttft_s=0.1, itl_s=0.1), asked, virtual.closed(3, 6), [0.0, 0.05, 0.2]
+    )
+    due_s = [one.due_s for one in loadgen.records(driven, asked)]
+    assert due_s[:3] == pytest.approx([0.0, 0.05, 0.2], abs=1e-9)
+    assert transport.opened == 3
+
+
+def test_a_pacer_wakes_in_time_and_never_early():
+    async def run():
+        late = []
+        with pacer(time.monotonic) as pace:
+            begun = time.monotonic()
+            for number in range(40):
+                due_s = begun + 0.0033 * number
+                await pace.until(due_s)
+                late.append(time.monotonic() - due_s)
+        return late
+
+    for factory in (asyncio.new_event_loop, uvloop.new_event_loop):
+        with asyncio.Runner(loop_factory=factory) as runner:
+            late = runner.run(run())
+        assert min(late) >= 0
+        assert statistics.median(late) < 0.05
+
+
+def test_without_a_timer_of_its_own_a_pacer_is_no_earlier(monkeypatch):
+    monkeypatch.setattr(pacing, "_timer", lambda: None)
+    test_a_pacer_wakes_in_time_and_never_early()

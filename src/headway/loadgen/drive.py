@@ -10,15 +10,17 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from headway.core import Level, RequestError
 from headway.loadgen.pacing import pacer
+from headway.loadgen.spool import SPILL_BYTES, Spool
 from headway.loadgen.watch import watching
 from headway.transport import Exchange, Transport
 
 Progress = Callable[[int], None]
+Begin = Callable[[], Awaitable[float]]
 
 
 @dataclass(slots=True)
@@ -33,9 +35,10 @@ class Sent:
 class Drive:
     """Everything one Run left behind, on the clock of the load generator; `start_s` is its zero.
 
-    `offsets_s` is the schedule in open loop, and empty in closed loop.
+    `offsets_s` is what the schedule was; see `drive`.
     """
 
+    level: Level
     offsets_s: Sequence[float] = ()
     start_s: float = 0.0
     end_s: float = 0.0
@@ -51,26 +54,34 @@ async def drive(
     *,
     clock: Callable[[], float] = time.monotonic,
     timeout_s: float = 3600.0,
+    spill_bytes: int = SPILL_BYTES,
     progress: Progress = lambda _: None,
+    begin: Begin | None = None,
 ) -> Drive:
-    """Send every payload as the level says; what is unfinished after `timeout_s` is cut off."""
-    result = Drive(() if level.closed else offsets_s)
-    run = _closed if level.closed else _open
+    """Send every payload as the level says; what is unfinished after `timeout_s` is cut off.
+
+    `offsets_s` says when each request is due in open loop, and when each slot begins in closed
+    loop (empty: all at once). The clock starts when everything is ready: `begin`, if there is one,
+    is told so, and returns the time at which it starts. Answers beyond `spill_bytes` are kept in
+    a file until they are parsed.
+    """
+    result = Drive(level, offsets_s)
+    sending = _Sending(payloads, transport, result, clock, progress, Spool(spill_bytes))
     try:
         await transport.open(_connections(level, len(payloads), offsets_s))
+        start_s = None if begin is None else await begin()
         async with watching(clock) as watch:
-            # The clock starts when everything is ready.
-            result.start_s = clock()
+            result.start_s = clock() if start_s is None else start_s
             try:
                 async with asyncio.timeout(timeout_s):
-                    await run(payloads, level, transport, result, clock, progress)
+                    await (sending.closed() if level.closed else sending.open())
             except TimeoutError:
                 _cut_off(result, timeout_s)
             finally:
                 result.end_s = clock()
     finally:
         await transport.close()
-    result.client.update(watch.figures(sent.exchange for sent in result.sent))
+    result.client.update(watch.figures(sent.exchange.body for sent in result.sent))
     return result
 
 
@@ -88,57 +99,59 @@ def _cut_off(result: Drive, timeout_s: float) -> None:
             sent.exchange.error = RequestError("level_timeout", limit)
 
 
-async def _closed(
-    payloads: Sequence[bytes],
-    level: Level,
-    transport: Transport,
-    result: Drive,
-    clock: Callable[[], float],
-    progress: Progress,
-) -> None:
-    waiting = iter(payloads)
+@dataclass(slots=True)
+class _Sending:
+    """Requests on their way, as tasks of one event loop."""
 
-    async def slot() -> None:
-        due_s = result.start_s
-        for data in waiting:
-            sent = Sent(due_s, Exchange())
-            result.sent.append(sent)
-            await _one(data, sent.exchange, transport, clock)
-            progress(1)
-            ended_s = sent.exchange.ended_s
-            due_s = clock() if ended_s is None else ended_s
+    payloads: Sequence[bytes]
+    transport: Transport
+    result: Drive
+    clock: Callable[[], float]
+    progress: Progress
+    spool: Spool
 
-    async with asyncio.TaskGroup() as group:
-        for _ in range(min(level.concurrency or 1, len(payloads))):
-            group.create_task(slot())
+    async def closed(self) -> None:
+        """Let each slot take the next request as soon as its last one has ended."""
+        waiting, level = iter(self.payloads), self.result.level
+        slots = min(level.concurrency or 1, len(self.payloads))
+        begins = self.result.offsets_s or (0.0,) * slots
 
+        async def slot(due_s: float) -> None:
+            for data in waiting:
+                ended_s = await self._one(data, due_s)
+                due_s = self.clock() if ended_s is None else ended_s
 
-async def _open(
-    payloads: Sequence[bytes],
-    level: Level,
-    transport: Transport,
-    result: Drive,
-    clock: Callable[[], float],
-    progress: Progress,
-) -> None:
-    async def one(data: bytes, exchange: Exchange) -> None:
-        await _one(data, exchange, transport, clock)
-        progress(1)
-
-    with pacer(clock) as pace:
         async with asyncio.TaskGroup() as group:
-            for offset_s, data in zip(result.offsets_s, payloads, strict=True):
-                sent = Sent(result.start_s + offset_s, Exchange())
-                await pace.until(sent.due_s)
-                result.sent.append(sent)
-                group.create_task(one(data, sent.exchange))
+            await self._each(begins[:slots], lambda _, at_s: group.create_task(slot(at_s)))
 
+    async def open(self) -> None:
+        """Send each request at its own time, whatever became of the others."""
+        async with asyncio.TaskGroup() as group:
+            await self._each(
+                self.result.offsets_s,
+                lambda place, at_s: group.create_task(self._one(self.payloads[place], at_s)),
+            )
 
-async def _one(
-    data: bytes, exchange: Exchange, transport: Transport, clock: Callable[[], float]
-) -> None:
-    try:
-        await transport.send(data, exchange)
-    except Exception as error:  # noqa: BLE001 - the one place where any failure becomes a record
-        exchange.error = RequestError("client_error", f"{type(error).__name__}: {error}", "client")
-        exchange.ended_s = clock()
+    async def _each(
+        self, offsets_s: Sequence[float], begin: Callable[[int, float], object]
+    ) -> None:
+        """Begin something at each of some times."""
+        with pacer(self.clock) as pace:
+            for place, offset_s in enumerate(offsets_s):
+                at_s = self.result.start_s + offset_s
+                await pace.until(at_s)
+                begin(place, at_s)
+
+    async def _one(self, data: bytes, due_s: float) -> float | None:
+        """Send one request and wait for its end; returns when that was."""
+        exchange = Exchange()
+        self.result.sent.append(Sent(due_s, exchange))
+        try:
+            await self.transport.send(data, exchange)
+        except Exception as error:  # noqa: BLE001 - where any failure becomes a record
+            text = f"{type(error).__name__}: {error}"
+            exchange.error = RequestError("client_error", text, "client")
+            exchange.ended_s = self.clock()
+        self.spool.keep(exchange.body)
+        self.progress(1)
+        return exchange.ended_s

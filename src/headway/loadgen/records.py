@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from headway import sse
@@ -21,7 +22,7 @@ def records(driven: Drive, requests: Sequence[Request]) -> tuple[RequestRecord, 
 def _not_sent(driven: Drive, place: int, request: Request) -> RequestRecord:
     """In closed loop the engine kept the slots busy; an open schedule was cut off by us."""
     reason = "the level's time was over before this request was due"
-    if driven.offsets_s:
+    if not driven.level.closed:
         error, due_s = RequestError("not_sent", reason, "client"), driven.offsets_s[place]
     else:
         error, due_s = RequestError("not_sent", reason), driven.end_s - driven.start_s
@@ -38,7 +39,7 @@ def _asked(request: Request) -> dict[str, Any]:
 
 
 def _record(start_s: float, sent: Sent, request: Request) -> RequestRecord:
-    exchange = sent.exchange
+    exchange = replace(sent.exchange, body=sent.exchange.body.whole())
     stream = sse.parse(exchange.body) if exchange.status == 200 else sse.Stream()
     error, warnings = _judge(exchange, stream)
 

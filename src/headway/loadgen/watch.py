@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from headway import stats
-from headway.transport import Exchange
+from headway.transport import Body
 
 LAG_PERIOD_S = 0.02
 
@@ -28,12 +28,12 @@ class Watch:
     span_s: float = 0.0
     _collecting: float = 0.0
 
-    def figures(self, exchanges: Iterable[Exchange]) -> dict[str, float]:
+    def figures(self, bodies: Iterable[Body]) -> dict[str, float]:
         """Return what belongs to a Run: see `core.Run.client`."""
-        found = {"cpu_share": self.cpu_s / self.span_s if self.span_s > 0 else 0.0}
+        found = {"cpu_share": self.cpu_s / self.span_s} if self.span_s > 0 else {}
         found |= {"gc_collections": float(self.collections), "gc_s": self.collecting_s}
         found |= _percentiles("loop_lag", [max(0.0, late) for late in self.late_s], (50, 99))
-        return found | _reads(exchanges)
+        return found | _reads(bodies)
 
     async def _sample(self) -> None:
         while True:
@@ -49,9 +49,9 @@ class Watch:
             self.collecting_s += time.monotonic() - self._collecting
 
 
-def _reads(exchanges: Iterable[Exchange]) -> dict[str, float]:
+def _reads(bodies: Iterable[Body]) -> dict[str, float]:
     """Return how long what had arrived waited to be read, and how much of it the kernel stamped."""
-    lags = [lag_s for exchange in exchanges for lag_s in exchange.body.lags_s]
+    lags = [lag_s for body in bodies for lag_s in body.whole().lags_s]
     known = [lag_s for lag_s in lags if not math.isnan(lag_s)]
     share = {"kernel_stamps": len(known) / len(lags)} if lags else {}
     return _percentiles("read_lag", known, (50, 99)) | share
@@ -73,7 +73,8 @@ async def watching(clock: Callable[[], float]) -> AsyncIterator[Watch]:
         try:
             yield watch
         finally:
-            watch.span_s, watch.cpu_s = clock() - start_s, time.process_time() - cpu_s
+            if clock is time.monotonic:  # of virtual time, no share is the CPU's
+                watch.span_s, watch.cpu_s = clock() - start_s, time.process_time() - cpu_s
             gc.callbacks.remove(watch._on_gc)
             lag.cancel()
             await asyncio.wait([lag])

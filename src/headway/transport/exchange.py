@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ class Body:
     arrived_s: array[float] = field(default_factory=lambda: array("d"))
     ends: array[int] = field(default_factory=lambda: array("I"))
     lags_s: array[float] = field(default_factory=lambda: array("f"))
+    _spilled: Spilled | None = None
 
     def stamp(self, arrived_s: float, lag_s: float) -> None:
         """Note that all bytes since the last stamp came with one read."""
@@ -38,8 +40,41 @@ class Body:
     @property
     def held_bytes(self) -> int:
         """Return what it holds in memory, over-allocation included."""
-        parts = (self.data, self.arrived_s, self.ends, self.lags_s)
-        return sum(part.__sizeof__() for part in parts)
+        return sum(part.__sizeof__() for part in self._parts())
+
+    def _parts(self) -> tuple[bytearray | array[float] | array[int], ...]:
+        return self.data, self.arrived_s, self.ends, self.lags_s
+
+    def spill(self, file: io.FileIO) -> None:
+        """Move what it holds to the end of an unbuffered file."""
+        offset = file.seek(0, io.SEEK_END)
+        for part in self._parts():
+            file.write(part)
+        self._spilled = Spilled(file, offset, len(self.data), len(self.ends))
+        self.data = bytearray()
+        self.arrived_s, self.ends, self.lags_s = array("d"), array("I"), array("f")
+
+    def whole(self) -> Body:
+        """Return itself, or a copy in memory of what lies in a file."""
+        return self if self._spilled is None else self._spilled.read()
+
+
+@dataclass(frozen=True, slots=True)
+class Spilled:
+    """Where a body lies in a file: its bytes, then its arrays."""
+
+    file: io.FileIO
+    offset: int
+    num_bytes: int
+    num_reads: int
+
+    def read(self) -> Body:
+        """Return the body, in memory again."""
+        self.file.seek(self.offset)
+        body = Body(bytearray(self.file.read(self.num_bytes)))
+        for part in (body.arrived_s, body.ends, body.lags_s):
+            part.frombytes(self.file.read(self.num_reads * part.itemsize))
+        return body
 
 
 @dataclass(slots=True)

@@ -1,0 +1,99 @@
+"""What one process sends, and what came of it; several processes share one schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from headway.arrivals import deal
+from headway.core import Level, Request, RequestRecord
+from headway.loadgen.drive import Begin, Progress, drive
+from headway.loadgen.records import records
+from headway.transport import HttpTransport, Target
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Requests with their bytes, and when they leave; see `drive` for `offsets_s`."""
+
+    target: Target
+    payloads: tuple[bytes, ...]
+    requests: tuple[Request, ...]
+    level: Level
+    offsets_s: tuple[float, ...] = ()
+    idle_timeout_s: float = 120.0
+    timeout_s: float = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What became of the requests; times count from the start that all processes share."""
+
+    span_s: float
+    records: tuple[RequestRecord, ...]
+    client: dict[str, float] = field(default_factory=dict)
+
+
+async def measure(
+    share: Share, progress: Progress = lambda _: None, begin: Begin | None = None
+) -> Measured:
+    """Send a share in this process, and parse what came back."""
+    transport = HttpTransport(share.target, idle_timeout_s=share.idle_timeout_s)
+    driven = await drive(
+        share.payloads,
+        share.level,
+        share.offsets_s,
+        transport,
+        timeout_s=share.timeout_s,
+        progress=progress,
+        begin=begin,
+    )
+    found = records(driven, share.requests)
+    return Measured(driven.end_s - driven.start_s, found, driven.client)
+
+
+def split(share: Share, workers: int) -> tuple[Share, ...]:
+    """Deal a share out to so many processes, or to as many as there is something for.
+
+    Open loop: every N-th request with its own time, so that together they are the one schedule.
+    Closed loop: every N-th slot, and every N-th request for them to take.
+    """
+    slots = share.level.concurrency
+    if slots is None:
+        workers = min(workers, len(share.requests))
+        return tuple(_part(share, n, workers, share.level, share.offsets_s) for n in range(workers))
+    workers = min(workers, slots, len(share.requests))
+    begins = share.offsets_s or (0.0,) * slots
+    parts = []
+    for worker in range(workers):
+        own = deal(begins, worker, workers)
+        parts.append(
+            _part(share, worker, workers, replace(share.level, concurrency=len(own)), begins)
+        )
+    return tuple(parts)
+
+
+def _part(share: Share, worker: int, workers: int, level: Level, times_s: Sequence[float]) -> Share:
+    requests = deal(share.requests, worker, workers)
+    return replace(
+        share,
+        payloads=tuple(deal(share.payloads, worker, workers)),
+        requests=tuple(requests),
+        level=replace(level, num_requests=len(requests)),
+        offsets_s=tuple(deal(times_s, worker, workers)),
+    )
+
+
+def merged(parts: Sequence[Measured]) -> Measured:
+    """Put the parts together: every record once, in the order of the requests.
+
+    Of what the processes say of themselves the worst holds: each measured a part of the Run.
+    """
+    found = sorted((one for part in parts for one in part.records), key=lambda one: one.index)
+    names = dict.fromkeys(name for part in parts for name in part.client)
+    client = {}
+    for name in names:
+        values = [part.client[name] for part in parts if name in part.client]
+        client[name] = min(values) if name == "kernel_stamps" else max(values)
+    client["load_workers"] = float(len(parts))
+    return Measured(max(part.span_s for part in parts), tuple(found), client)

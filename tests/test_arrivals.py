@@ -85,8 +85,8 @@ def test_case_21_an_infinite_rate_is_all_at_once(process):
 
 
 def test_an_unknown_process_is_refused_with_the_known_ones():
-    with pytest.raises(ValueError, match="'gamma' is not known; allowed: poisson, burst, constant"):
-        offsets("gamma", 4, 1.0, seed=1)
+    with pytest.raises(ValueError, match="'weibull' is not known; allowed: poisson, gamma,"):
+        offsets("weibull", 4, 1.0, seed=1)
 
 
 @settings(deadline=None)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from statistics import NormalDist
 
 STANDARD = NormalDist()
+EDGE = 2.0**-53
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +73,9 @@ def draw(law: Length, source: random.Random) -> int:
     if isinstance(law, Uniform):
         return source.randint(law.min, law.max)
     low, high = (STANDARD.cdf(math.log(end / law.median) / law.sigma) for end in (law.min, law.max))
-    # Half of the law lies on either side of the median, which is within the bounds: 0 < u < 1.
-    z = STANDARD.inv_cdf(low + (high - low) * (1 - source.random()))
+    u = low + (high - low) * source.random()
+    # A bound so far out that its probability is rounded away is no bound: keep off 0 and 1.
+    z = STANDARD.inv_cdf(min(max(u, EDGE), 1 - EDGE))
     return min(law.max, max(law.min, round(law.median * math.exp(law.sigma * z))))
 
 

@@ -101,6 +101,11 @@ def _requests(loaded: Suite) -> Iterable[str]:
     for workload in loaded.workloads:
         prompts = workload.prompts
         yield f"workload {workload.name}: {_lengths(prompts)}, {prompts.kind} prompts"
+        if (prefix := prompts.prefix) is not None:
+            yield (
+                f"  {prefix.share:.0%} of prompts have one of {prefix.groups} shared prefixes of "
+                f"{prefix.tokens} tokens before them"
+            )
         if not prompts.greedy:
             yield f"  sampled at temperature {prompts.temperature:g}: outputs are not verified"
         for level in workload.levels:
@@ -110,17 +115,15 @@ def _requests(loaded: Suite) -> Iterable[str]:
 
 def _lengths(prompts: Prompts) -> str:
     """Say how long requests are."""
-    prefix = "" if prompts.prefix is None else f"{prompts.prefix.tokens} shared, then "
     if prompts.trace is not None:
-        return f"{prefix}prompt and output tokens as in {prompts.trace.name}"
+        return f"prompt and output tokens as in {prompts.trace.name}"
     parts = parts_of(prompts)
     total = sum(part.share for part in parts)
-    shares = [f"{part.share / total:.0%} " if len(parts) > 1 else "" for part in parts]
-    return "; ".join(
-        f"{share}{prefix}{said(part.prompt_tokens)} prompt and {said(part.output_tokens)} output "
-        "tokens"
-        for share, part in zip(shares, parts, strict=True)
-    )
+    texts = [f"{said(p.prompt_tokens)} prompt and {said(p.output_tokens)} output" for p in parts]
+    if len(parts) == 1:
+        return f"{texts[0]} tokens"
+    shares = (f"{part.share / total:.0%} {text}" for part, text in zip(parts, texts, strict=True))
+    return f"{', '.join(shares)} tokens"
 
 
 def _hits(prompts: Prompts, n: int, seed: int) -> str:
@@ -128,7 +131,7 @@ def _hits(prompts: Prompts, n: int, seed: int) -> str:
     if prompts.prefix is None:
         return ""
     rate = expected_hit_rate(make_requests(prompts, n, 1, seed, MANY_IDS))
-    return "" if rate is None else f", {rate:.1%} of prompt tokens in a perfect prefix cache"
+    return "" if rate is None else f", {rate:.1%} of prompt tokens in a perfect cache"
 
 
 def _gates(loaded: Suite, known: Known) -> Iterable[str]:

@@ -15,6 +15,7 @@ INSTRUMENT = ROOT / "src" / "headway"
 # import each other. `headway` itself holds the version and nothing else.
 LAYERS = [
     {"headway", "core", "codec", "installer", "atomic", "console"},
+    {"lengths"},
     {"workload", "arrivals", "stats", "roofline", "fingerprint", "lockfile", "tables"},
     {"sse", "transport", "suite", "metrics", "engines", "perf_tests", "calibration"},
     {"loadgen", "validity", "telemetry", "results", "baseline", "source"},

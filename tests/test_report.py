@@ -186,7 +186,7 @@ def test_the_view_with_vllm_s_keys_equals_numpy_by_vllm_s_definitions(factory):
     # Queueing in the client: vLLM does not see it.
     late = [dataclasses.replace(r, due_s=r.due_s - 0.010) for r in run.records]
     run = dataclasses.replace(run, records=tuple(late))
-    view = case_view.vllm_view.view(run, 32)
+    view = case_view.vllm_view.view(run)
     done = [r for r in run.records if r.completed]
     duration = max(r.ended_s for r in run.records)
     ttft = np.array([r.events[0].at_s - r.sent_s for r in done]) * 1e3
@@ -209,7 +209,7 @@ def test_the_view_with_vllm_s_keys_equals_numpy_by_vllm_s_definitions(factory):
 def test_case_01_the_view_says_null_where_vllm_says_zero(factory):
     case = Case("a", "fake", "w32_16", "c1")
     run = factory.make_run(case, 0, factory.level(1), factory.Speed(fails=99))
-    view = case_view.vllm_view.view(run, 32)
+    view = case_view.vllm_view.view(run)
     assert view["completed"] == 0
     assert view["mean_ttft_ms"] is view["p99_tpot_ms"] is view["std_itl_ms"] is None
 
@@ -569,5 +569,5 @@ def test_a_goodput_is_reported_with_its_slo(factory):
     run = night.runs[0]
     for limit, good in ((0.05985, 0), (0.0599001, 16)):
         level = dataclasses.replace(at, slo=Slo(ttft_s=limit))
-        view = case_view.vllm_view.view(dataclasses.replace(run, level=level), 32)
+        view = case_view.vllm_view.view(dataclasses.replace(run, level=level))
         assert view["request_goodput"] == pytest.approx(good / view["duration"])

@@ -137,7 +137,7 @@ def test_everything_that_can_be_said_is_read(load):
     assert loaded.workloads[0].prompts == Prompts("w", 12, 3, "recall")
     assert loaded.workloads[0].levels == (
         Level("c1", 700, concurrency=1),
-        Level("c2", 700, concurrency=2),
+        Level("c2", 700, concurrency=2, fill_s=0.005),
         Level("r0.5", 700, rate_per_s=0.5, arrivals="burst"),
         Level("r4", 700, rate_per_s=4.0, arrivals="burst"),
     )

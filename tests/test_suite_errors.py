@@ -55,8 +55,10 @@ ALLOWED_AT_TOP = "baseline, budget, engine, limit, reference, suite, workload"
         ),
         (
             "workload.w.output_token=3",
-            "workload.w.output_token is not known; allowed: arrivals, concurrency, output_tokens, "
-            "prompt_tokens, prompts, rate_per_s, requests, slo (did you mean output_tokens?)",
+            "workload.w.output_token is not known; allowed: arrivals, burstiness, concurrency, "
+            "fill_s, ignore_eos, mix, output_tokens, prefix, prompt_tokens, prompts, ramp, "
+            "rate_per_s, replay, replay_speed, requests, scale, slo, stages, temperature, top_p "
+            "(did you mean output_tokens?)",
         ),
         (
             "baseline.min_night=3",
@@ -146,8 +148,8 @@ NUMBERS = "it must be a list of distinct numbers above 0"
         ("suite.dtype=fp8", "suite.dtype is 'fp8'; allowed: float32, bfloat16, float16"),
         ("workload.w.prompts=chat", "workload.w.prompts is 'chat'; allowed: uniform, recall"),
         (
-            "workload.w.arrivals=gamma",
-            "workload.w.arrivals is 'gamma'; allowed: poisson, burst, constant",
+            "workload.w.arrivals=weibull",
+            "workload.w.arrivals is 'weibull'; allowed: poisson, gamma, constant, burst",
         ),
         ("workload.w.concurrency=8", f"workload.w.concurrency is 8; {NUMBERS}"),
         ("workload.w.concurrency=[0]", f"workload.w.concurrency is [0]; {NUMBERS}"),
@@ -171,7 +173,8 @@ NUMBERS = "it must be a list of distinct numbers above 0"
         ),
         (
             "workload.w.concurrency=[]",
-            "workload.w has neither concurrency nor rate_per_s: it selects nothing",
+            "workload.w has none of concurrency, rate_per_s, ramp, stages, replay: it selects "
+            "nothing",
         ),
         ("engine={}", "[engine.NAME] is missing: the suite selects nothing"),
         ("workload={}", "[workload.NAME] is missing: the suite selects nothing"),

@@ -117,8 +117,25 @@ class Slo:
 
 
 @dataclass(frozen=True, slots=True)
+class Stage:
+    """A stretch of open loop: its rate goes in a straight line to `to_per_s`, or stays (None)."""
+
+    rate_per_s: float
+    seconds: float
+    to_per_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Level:
-    """How hard the engine is pressed: a fixed concurrency, or arrivals at a rate."""
+    """How hard the engine is pressed: a fixed concurrency, or arrivals at a rate.
+
+    Closed loop: the slots begin one after the other within `fill_s`, so that a burst of
+    connections and prefills is not the first thing measured.
+    Open loop: `arrivals` names the process and `burstiness` the shape of its gaps, if it has one;
+    `rate_per_s` is the mean rate (None: all at once). With `stages` the rate follows them; with
+    `speed` a recorded trace is sent, so many times as fast as it was. Both hold the same number of
+    requests at the same times in every launch.
+    """
 
     name: str
     num_requests: int
@@ -126,6 +143,10 @@ class Level:
     rate_per_s: float | None = None
     arrivals: str = "closed"
     slo: Slo | None = None
+    fill_s: float = 0.0
+    burstiness: float | None = None
+    stages: tuple[Stage, ...] = ()
+    speed: float | None = None
 
     @property
     def closed(self) -> bool:

@@ -101,6 +101,18 @@ def requests_of(results: Results, run: Run) -> tuple[Request, ...]:
     return requests_for(results, run.case, run.level.num_requests, run.launch)
 
 
+def why_sampled(results: Results, case: Case) -> str | None:
+    """Say why a case's outputs are not verified, where they are sampled; None where they are not.
+
+    A sampled token is right at any rank: only its distribution could be, which takes other means.
+    """
+    prompts = results.suite.workload(case.workload).prompts
+    if prompts.greedy:
+        return None
+    how = f"temperature {prompts.temperature:g}, top_p {prompts.top_p:g}"
+    return f"outputs are sampled ({how}): none was verified, only greedy ones can be"
+
+
 def launch_prompt(results: Results, model: str) -> tuple[int, ...]:
     """Return the short prompt whose answer ends a launch's start."""
     return _launch_prompt(_vocabulary(results, model))
@@ -127,7 +139,7 @@ def _answers(results: Results, model: str) -> Iterator[tuple[tuple[int, ...], tu
         if results.suite.instance(launch.instance).model_name == model:
             yield launch_prompt(results, model), launch.first_output
     for run in results.runs:
-        if run.case.model == model:
+        if run.case.model == model and why_sampled(results, run.case) is None:
             for request, record in _completed(results, run):
                 yield request.prompt_token_ids, record.output_token_ids or ()
 

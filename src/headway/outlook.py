@@ -7,13 +7,24 @@ from dataclasses import dataclass
 
 from headway import environment, metrics
 from headway.core import Case
+from headway.lengths import said
 from headway.night import order
 from headway.suite import Suite, SuiteError
 from headway.verdict import applicable
+from headway.workload import (
+    Prompts,
+    Vocabulary,
+    expected_hit_rate,
+    lengths_of,
+    make_requests,
+    parts_of,
+)
 
 # What is assumed of an engine that no night has measured yet.
 ASSUMED_START_S = 10.0
 ASSUMED_TOKENS_PER_S = 20.0
+# Prompts of any vocabulary share prefixes alike, if it is not so small that they do by chance.
+MANY_IDS = Vocabulary(50_000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +100,38 @@ def describe(loaded: Suite, known: Known) -> str:
 def _requests(loaded: Suite) -> Iterable[str]:
     for workload in loaded.workloads:
         prompts = workload.prompts
-        yield (
-            f"workload {workload.name}: {prompts.prompt_tokens} prompt and "
-            f"{prompts.output_tokens} output tokens, {prompts.kind} prompts"
-        )
-        yield from (f"  {level.name:6} {level.num_requests} requests" for level in workload.levels)
+        yield f"workload {workload.name}: {_lengths(prompts)}, {prompts.kind} prompts"
+        if (prefix := prompts.prefix) is not None:
+            yield (
+                f"  {prefix.share:.0%} of prompts have one of {prefix.groups} shared prefixes of "
+                f"{prefix.tokens} tokens before them"
+            )
+        if not prompts.greedy:
+            yield f"  sampled at temperature {prompts.temperature:g}: outputs are not verified"
+        for level in workload.levels:
+            hits = _hits(prompts, level.num_requests, loaded.seed)
+            yield f"  {level.name:6} {level.num_requests} requests{hits}"
+
+
+def _lengths(prompts: Prompts) -> str:
+    """Say how long requests are."""
+    if prompts.trace is not None:
+        return f"prompt and output tokens as in {prompts.trace.name}"
+    parts = parts_of(prompts)
+    total = sum(part.share for part in parts)
+    texts = [f"{said(p.prompt_tokens)} prompt and {said(p.output_tokens)} output" for p in parts]
+    if len(parts) == 1:
+        return f"{texts[0]} tokens"
+    shares = (f"{part.share / total:.0%} {text}" for part, text in zip(parts, texts, strict=True))
+    return f"{', '.join(shares)} tokens"
+
+
+def _hits(prompts: Prompts, n: int, seed: int) -> str:
+    """Say what a perfect prefix cache would find."""
+    if prompts.prefix is None:
+        return ""
+    rate = expected_hit_rate(make_requests(prompts, n, 1, seed, MANY_IDS))
+    return "" if rate is None else f", {rate:.1%} of prompt tokens in a perfect cache"
 
 
 def _gates(loaded: Suite, known: Known) -> Iterable[str]:
@@ -143,9 +181,10 @@ def _minutes(loaded: Suite, known: Known) -> Iterable[str]:
         each = known.seconds / launches / 60
     else:
         tokens = sum(
-            level.num_requests * workload.prompts.output_tokens
+            output
             for workload in loaded.workloads
             for level in workload.levels
+            for _, output in lengths_of(workload.prompts, level.num_requests, loaded.seed)
         )
         each = (ASSUMED_START_S + tokens / ASSUMED_TOKENS_PER_S) / 60
         took = (

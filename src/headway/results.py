@@ -15,6 +15,7 @@ from headway.core import Calibration, Case, LaunchRecord, Run, StepTiming, Verif
 from headway.fingerprint import Machine
 from headway.metrics import Metric
 from headway.suite import Suite, SuiteError
+from headway.workload import extremes
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +197,8 @@ def applies(suite: Suite, case: Case, metric: Metric) -> bool:
     one; and what is good is for an SLO to say.
     """
     level = suite.level(case)
-    one_token = suite.workload(case.workload).prompts.output_tokens == 1
+    prompts = suite.workload(case.workload).prompts
+    one_token = all(output == 1 for _, output in extremes(prompts, 1))
     return (
         (level.closed or not metric.closed_loop_only)
         and not (one_token and metric.further_tokens_only)
@@ -213,11 +215,10 @@ def check_context(suite: Suite, models: Mapping[str, ModelFacts]) -> None:
         facts = models.get(instance.model_name)
         most = facts.context_length if facts is not None else None
         for workload in suite.workloads:
-            prompts = workload.prompts
-            needed = prompts.prompt_tokens + prompts.output_tokens
-            if most is not None and needed > most:
+            prompt, output = max(extremes(workload.prompts, 1), key=sum)
+            if most is not None and prompt + output > most:
                 raise SuiteError(
-                    f"{suite.path}: workload.{workload.name} has {prompts.prompt_tokens} prompt "
-                    f"and {prompts.output_tokens} output tokens, {needed} in all; the context of "
+                    f"{suite.path}: workload.{workload.name} has {prompt} prompt and {output} "
+                    f"output tokens, {prompt + output} in all; the context of "
                     f"{instance.model_name} holds {most}"
                 )

@@ -168,6 +168,13 @@ class Reader:
             raise self.fail(f"{where}.{key}", f"is {value!r}; it must be at most {most}")
         return value
 
+    def at_least_0(self, where: str, table: Mapping[str, Any], key: str, default: Any) -> Any:
+        """Return a number of 0 or above, or the default."""
+        value = self.get(where, table, key, float, default)
+        if value is not None and value < 0:
+            raise self.fail(f"{where}.{key}", f"is {value!r}; it must be 0 or above")
+        return value
+
     def positives(
         self, where: str, table: Mapping[str, Any], key: str, names: Sequence[str]
     ) -> dict[str, float] | None:

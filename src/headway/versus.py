@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from headway import tables
-from headway.suite import SENSITIVITIES, SuiteError
+from headway.suite import ONE_LEVEL, SENSITIVITIES, SuiteError, level_names
 from headway.tables import parse_value
 
 # `key=value` between blanks or commas; a value may be quoted or a list.
@@ -98,17 +98,28 @@ def _arm(
 
 
 def _workloads(path: Path, table: Mapping[str, Any], levels: Sequence[str]) -> dict[str, Any]:
-    """Return the workloads with only the levels asked for (all, where none is)."""
+    """Return the workloads with only the levels asked for (all, where none is).
+
+    A trace is named by its own place: the derived suite lies elsewhere.
+    """
     workloads = copy.deepcopy(dict(table.get("workload", {})))
+    for workload in workloads.values():
+        if isinstance(workload.get("replay"), str):
+            workload["replay"] = str((path.parent / workload["replay"]).absolute())
     if not levels:
         return workloads
-    for workload in workloads.values():
-        for key, mark in (("concurrency", "c"), ("rate_per_s", "r")):
-            kept = [v for v in workload.get(key, []) if f"{mark}{v:g}" in levels]
-            workload[key] = kept
-            if not kept:
+    some = {}
+    for name, workload in workloads.items():
+        made = list(level_names(workload))
+        kept = [(key, value) for key, value, level in made if level in levels]
+        for key in {key for key, _, _ in made}:
+            values = [value for other, value in kept if other == key]
+            if key in ONE_LEVEL and not values:
                 del workload[key]
-    some = {n: w for n, w in workloads.items() if "concurrency" in w or "rate_per_s" in w}
+            elif key not in ONE_LEVEL:
+                workload[key] = values
+        if kept:
+            some[name] = workload
     if not some:
         raise SuiteError(f"{path}: no workload has a level {' or '.join(levels)}")
     return some

@@ -1,11 +1,14 @@
 """WHAT is sent: prompts as token ids, a pure function of (workload, launch, seed).
 
 The same prompts at every level, so that levels differ in load alone; others in every launch, so
-that no launch finds its prompts in a cache of the last. Arrival times have a seed of their own.
+that no launch finds its prompts in a cache of the last. Request k is as long in every launch, and
+shares its prefix with the same other requests: launches differ in ids alone, so that what is
+compared is the same work. Arrival times have a seed of their own.
 """
 
 from __future__ import annotations
 
+import bisect
 import hashlib
 import json
 import random
@@ -13,7 +16,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Literal
 
+from headway import lengths
 from headway.core import Request
+from headway.lengths import Length, Part, Trace
 
 Maker = Callable[[random.Random, int], list[int]]
 PromptKind = Literal["uniform", "recall"]
@@ -34,19 +39,46 @@ class Vocabulary:
 
 
 @dataclass(frozen=True, slots=True)
+class Prefix:
+    """A beginning that prompts share: `tokens` ids before a prompt's own, which add to its length.
+
+    A request has one with probability `share`, of one of `groups`, each as likely. Its ids are
+    others in every launch.
+    """
+
+    tokens: int
+    groups: int = 1
+    share: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class Prompts:
     """The shape of a workload's requests.
 
     uniform: every id drawn alike. recall: records at random distances and then a question whose
     answer follows them from one to the next, so that what is right depends on distant context; the
-    model tiny_recall knows the answers. Lengths are the same.
+    model tiny_recall knows the answers.
+
+    Lengths follow one law for prompts and one for outputs, or a mixture of such pairs (`mix`), or
+    what was recorded (`trace`, over and over); where `mix` or `trace` says them, the two laws are
+    None. With a temperature above 0 outputs are sampled, each request with a seed of its own.
     """
 
     name: str
-    prompt_tokens: int
-    output_tokens: int
+    prompt_tokens: Length | None
+    output_tokens: Length | None
     kind: PromptKind = "uniform"
     ignore_eos: bool = True
+    temperature: float = 0.0
+    top_p: float = 1.0
+    mix: tuple[Part, ...] = ()
+    trace: Trace | None = None
+    prefix: Prefix | None = None
+
+    @property
+    def greedy(self) -> bool:
+        """Whether each next token is the likeliest one, so that outputs can be verified."""
+        return self.temperature == 0
 
 
 def make_requests(
@@ -54,18 +86,124 @@ def make_requests(
 ) -> tuple[Request, ...]:
     """Return the first n requests of a launch; fewer are a prefix of more."""
     make = {"uniform": _uniform, "recall": _recall}[prompts.kind](vocabulary)
+    groups = prefix_groups(prompts.prefix, prompts.name, n, seed)
+    prefixes = _prefixes(prompts, launch, seed, vocabulary)
     requests = []
-    for index in range(n):
-        draw = random.Random(f"workload/{prompts.name}/{seed}/{launch}/{index}")
+    for index, (prompt_tokens, output_tokens) in enumerate(lengths_of(prompts, n, seed)):
+        place = f"{prompts.name}/{seed}/{launch}/{index}"
+        group = groups[index]
+        begins = () if group is None else prefixes[group]
+        own = make(random.Random(f"workload/{place}"), prompt_tokens)
         requests.append(
             Request(
                 index=index,
-                prompt_token_ids=tuple(make(draw, prompts.prompt_tokens)),
-                max_tokens=prompts.output_tokens,
+                prompt_token_ids=(*begins, *own),
+                max_tokens=output_tokens,
                 ignore_eos=prompts.ignore_eos,
+                temperature=prompts.temperature,
+                top_p=prompts.top_p,
+                seed=None if prompts.greedy else _sampling_seed(place),
             )
         )
     return tuple(requests)
+
+
+def _sampling_seed(place: str) -> int:
+    """Return a request's own seed, in the 31 bits that every server takes."""
+    return random.Random(f"sampling/{place}").getrandbits(31)
+
+
+def lengths_of(prompts: Prompts, n: int, seed: int) -> tuple[tuple[int, int], ...]:
+    """Return the (prompt, output) lengths of the first n requests, without the shared prefix.
+
+    The same in every launch. A trace that is shorter begins again.
+    """
+    trace = prompts.trace
+    if trace is not None:
+        recorded = list(zip(trace.prompt_tokens, trace.output_tokens, strict=True))
+        return tuple(recorded[index % len(recorded)] for index in range(n))
+    parts = parts_of(prompts)
+    return tuple(
+        lengths.draw_pair(parts, random.Random(f"lengths/{prompts.name}/{seed}/{index}"))
+        for index in range(n)
+    )
+
+
+def parts_of(prompts: Prompts) -> tuple[Part, ...]:
+    """Return the mixture that lengths are drawn from, of one part where there is one law."""
+    if prompts.prompt_tokens is None or prompts.output_tokens is None:
+        return prompts.mix
+    return (Part(prompts.prompt_tokens, prompts.output_tokens),)
+
+
+def extremes(prompts: Prompts, end: int) -> list[tuple[int, int]]:
+    """Return the lower (0) or upper (1) bounds of (prompt, output) lengths, prefix included.
+
+    One pair for each part of a mixture, or each recorded request.
+    """
+    prefix = prompts.prefix
+    more = 0 if prefix is None or (end == 0 and prefix.share < 1) else prefix.tokens
+    pairs = (
+        list(zip(prompts.trace.prompt_tokens, prompts.trace.output_tokens, strict=True))
+        if prompts.trace is not None
+        else lengths.pairs_at(parts_of(prompts), end)
+    )
+    return [(prompt + more, output) for prompt, output in pairs]
+
+
+def prefix_groups(prefix: Prefix | None, name: str, n: int, seed: int) -> tuple[int | None, ...]:
+    """Return which group's prefix each of the first n requests has; None for none.
+
+    The same in every launch.
+    """
+    if prefix is None:
+        return (None,) * n
+    draws = (random.Random(f"prefix/{name}/{seed}/{index}") for index in range(n))
+    return tuple(
+        one.randrange(prefix.groups) if one.random() < prefix.share else None for one in draws
+    )
+
+
+def _prefixes(
+    prompts: Prompts, launch: int, seed: int, vocabulary: Vocabulary
+) -> list[tuple[int, ...]]:
+    """Return the ids of each group's prefix in a launch."""
+    prefix = prompts.prefix
+    if prefix is None:
+        return []
+    make = _uniform(vocabulary)
+    sources = (
+        random.Random(f"prefix_ids/{prompts.name}/{seed}/{launch}/{group}")
+        for group in range(prefix.groups)
+    )
+    return [tuple(make(source, prefix.tokens)) for source in sources]
+
+
+def expected_hit_rate(requests: Sequence[Request], block_tokens: int = 1) -> float | None:
+    """Return the share of prompt tokens that a perfect prefix cache would find; None of none.
+
+    The cache is as large as it must be and holds every earlier prompt whole, in blocks of
+    `block_tokens`, of which only full ones are found; it holds no outputs. What several requests
+    that are in flight together could share, it counts as found.
+    """
+    seen: list[tuple[int, ...]] = []
+    found = total = 0
+    for request in requests:
+        prompt = request.prompt_token_ids
+        # In lexicographic order the longest common beginning is with a neighbour.
+        place = bisect.bisect_left(seen, prompt)
+        near = seen[max(0, place - 1) : place + 1]
+        longest = max((_common(prompt, other) for other in near), default=0)
+        found += longest // block_tokens * block_tokens
+        total += len(prompt)
+        seen.insert(place, prompt)
+    return found / total if total else None
+
+
+def _common(one: Sequence[int], other: Sequence[int]) -> int:
+    """Return how many tokens two prompts begin with alike."""
+    pairs = zip(one, other, strict=False)
+    return next((k for k, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
 
 
 def _uniform(vocabulary: Vocabulary) -> Maker:

@@ -130,7 +130,8 @@ class LiveLaunch:
         night, engine, level = self.night, self.engine, self.night.suite.level(case)
         warm_up = self._warm_up(engine, case, level)
         requests = self._requests(case, level.num_requests, self.planned.launch)
-        offsets = () if level.closed else self._offsets(level)
+        trace = night.suite.workload(case.workload).prompts.trace
+        offsets = arrivals.schedule(level, night.suite.seed, self.planned.launch, trace)
         before = night.calibrate(fresh=False)
         started_at = night.lab.now()
         driven = engine.drive(case, level, requests, offsets)
@@ -144,18 +145,13 @@ class LiveLaunch:
             started_at=started_at,
             span_s=driven.span_s,
             records=driven.records,
-            schedule_hash=arrivals.schedule_hash(offsets, level.concurrency),
+            schedule_hash=arrivals.schedule_hash(offsets, level.concurrency, level.fill_s),
             workload_hash=workload_hash(requests),
             client=driven.client,
             engine={**driven.engine, **warm_up},
             calibration=(before, after) if before and after else (),
         )
         night.add(replace(run, invalid=validity.problems(run, night.bands())))
-
-    def _offsets(self, level: Level) -> tuple[float, ...]:
-        assert level.rate_per_s is not None
-        seed = self.night.suite.seed * 1000 + self.planned.launch
-        return arrivals.offsets(level.arrivals, level.num_requests, level.rate_per_s, seed)
 
     def _requests(self, case: Case, n: int, launch: int) -> tuple[Request, ...]:
         return correctness.requests_for(self.night.results, case, n, launch)

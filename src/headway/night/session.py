@@ -200,7 +200,9 @@ class Night:
                 self.add(running.generate(prompt, request.max_tokens, request.ignore_eos))
 
     def _sample(self, model: str) -> list[Request]:
-        run = next((run for run in self.results.runs if run.case.model == model), None)
+        results = self.results
+        runs = (r for r in results.runs if r.case.model == model)
+        run = next((r for r in runs if correctness.why_sampled(results, r.case) is None), None)
         if run is None:
             return []
         return list(correctness.requests_of(self.results, run)[:GENERATED_PER_MODEL])

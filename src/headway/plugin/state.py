@@ -50,7 +50,7 @@ class Cell:
         strict = self.state.config.getoption("headway_strict")
         if judged.fails(strict):
             pytest.fail(message, pytrace=False)
-        if judged.verdict in verdict.WAITS:
+        if judged.verdict in verdict.WAITS or judged.verdict == "SKIPPED":
             pytest.skip(message)
 
 

@@ -9,6 +9,7 @@ from headway.core import Case, Run
 from headway.report import private, shape, vllm_view
 from headway.results import Results
 from headway.verdict.split import engine_split
+from headway.workload import expected_hit_rate
 
 # A reason per request would make a report as large as the journal.
 MAX_REASONS = 5
@@ -42,8 +43,13 @@ def _identity(results: Results, case: Case) -> dict[str, str]:
     return fingerprint.identity(case, revision, dtype, "", device, metrics.VERSION)
 
 
-def _outputs(results: Results, case: Case) -> shape.Outputs:
-    """Count the completed answers, and those of which every token was found right."""
+def _outputs(results: Results, case: Case) -> shape.Outputs | None:
+    """Count the completed answers, and those of which every token was found right.
+
+    None where outputs are sampled, and so none is right or wrong.
+    """
+    if correctness.why_sampled(results, case) is not None:
+        return None
     if case.model not in results.models:
         return shape.Outputs(0, 0)
     found = correctness.equality(results, case)
@@ -64,10 +70,17 @@ def _run(results: Results, run: Run, hide: private.Private) -> shape.RunView:
         client=dict(run.client),
         engine=dict(run.engine),
         engine_split=engine_split(run),
-        vllm_bench_serve=vllm_view.view(
-            run, results.suite.workload(run.case.workload).prompts.prompt_tokens
-        ),
+        vllm_bench_serve=vllm_view.view(run),
+        fill_s=run.level.fill_s,
+        expected_hit_rate=_expected_hit_rate(results, run),
     )
+
+
+def _expected_hit_rate(results: Results, run: Run) -> float | None:
+    shares = results.suite.workload(run.case.workload).prompts.prefix is not None
+    if not shares or run.case.model not in results.models:
+        return None
+    return expected_hit_rate(correctness.requests_of(results, run))
 
 
 def _few(reasons: tuple[str, ...]) -> tuple[str, ...]:

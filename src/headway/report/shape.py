@@ -182,7 +182,11 @@ class Requests:
 
 @dataclass(frozen=True, slots=True)
 class RunView:
-    """One case measured once within one launch: everything but the requests themselves."""
+    """One case measured once within one launch: everything but the requests themselves.
+
+    `fill_s` is the time within which a closed loop's slots began. `expected_hit_rate` is the share
+    of prompt tokens that a perfect prefix cache would find; None without shared prefixes.
+    """
 
     launch: int
     attempt: int
@@ -197,6 +201,8 @@ class RunView:
     engine: Mapping[str, float]
     engine_split: EngineSplit | None
     vllm_bench_serve: Mapping[str, float | int | str | None]
+    fill_s: float = 0.0
+    expected_hit_rate: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -156,7 +156,8 @@ def _row_verdict(cells: Collection[CellView]) -> tuple[Verdict, str]:
     held = any(f.verdict == "PASS" and f.gate != "watch" for c in cells for f in c.findings)
     if worst == "RECORDING" and held:
         return worst, RECORDING_WORD
-    watched = bool(cells) and all(cell.word == verdict.WATCHED for cell in cells)
+    nothing = (verdict.WATCHED, verdict.WORDS["SKIPPED"])
+    watched = bool(cells) and all(cell.word in nothing for cell in cells)
     return worst, verdict.WATCHED if watched else verdict.WORDS[worst]
 
 

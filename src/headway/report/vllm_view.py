@@ -17,13 +17,13 @@ from headway.core import RequestRecord, Run
 View = dict[str, float | int | str | None]
 
 
-def view(run: Run, prompt_tokens: int) -> View:
-    """Return the view of a Run; `prompt_tokens` stands in where the server reported no usage."""
+def view(run: Run) -> View:
+    """Return the view of a Run; what was asked stands in where the server reported no usage."""
     done = [r for r in run.records if r.completed and r.events and r.sent_s is not None]
     duration = max((r.ended_s for r in run.records if r.ended_s is not None), default=0.0)
     outputs = [metrics.output_tokens(r) for r in done]
     output = None if None in outputs else sum(n or 0 for n in outputs)
-    total = sum(prompt_tokens if r.prompt_tokens is None else r.prompt_tokens for r in done)
+    total = sum(r.asked_prompt_tokens if r.prompt_tokens is None else r.prompt_tokens for r in done)
     rate = run.level.rate_per_s
     shown: View = {
         "model_id": run.case.model,

@@ -1,6 +1,8 @@
 """The TOML that says what a night runs on, checked whole before anything starts."""
 
-from headway.suite.reading import DTYPES, PROMPT_KINDS, load
+from headway.suite.loads import ONE_LEVEL, level_names
+from headway.suite.prompting import PROMPT_KINDS
+from headway.suite.reading import DTYPES, load
 from headway.suite.shape import (
     ALWAYS,
     GATED,
@@ -20,6 +22,7 @@ __all__ = [
     "ALWAYS",
     "DTYPES",
     "GATED",
+    "ONE_LEVEL",
     "PROMPT_KINDS",
     "SENSITIVITIES",
     "BaselineGate",
@@ -32,5 +35,6 @@ __all__ = [
     "SuiteError",
     "Workload",
     "find",
+    "level_names",
     "load",
 ]

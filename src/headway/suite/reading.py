@@ -6,16 +6,14 @@ key, the value and what is allowed.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from headway import arrivals, stats
-from headway.core import Level, Slo
 from headway.suite.gates import GateReader
+from headway.suite.loads import Given, LoadReader
 from headway.suite.shape import (
     ALWAYS,
     BaselineGate,
@@ -23,18 +21,10 @@ from headway.suite.shape import (
     Limit,
     ReferenceGate,
     Suite,
-    Workload,
 )
 from headway.tables import read
-from headway.workload import MIN_RECALL_TOKENS, Prompts
 
 DTYPES = ("float32", "bfloat16", "float16")
-PROMPT_KINDS = ("uniform", "recall")
-# (metric family, percentile) of names such as ttft_p99; metrics.TABLE has the whole list, and the
-# plan checks names against it.
-PERCENTILE = re.compile(r"_p(\d+)$")
-MIN_REQUESTS_PER_SLOT = 4
-MIN_OPEN_REQUESTS = 32
 DEFAULT_LAUNCHES = 2
 
 
@@ -75,10 +65,7 @@ def _gates(
     return [*limited, *baseline.metrics, *(reference.metrics if reference is not None else ())]
 
 
-GatesOf = Callable[[str], Sequence[str]]
-
-
-class _Reader(GateReader):
+class _Reader(GateReader, LoadReader):
     """Reads the tables of a suite."""
 
     def suite(self, name: str, table: Mapping[str, Any]) -> Suite:
@@ -101,21 +88,25 @@ class _Reader(GateReader):
         marked = [n for n, t in engines.items() if t.get("reference") is True]
         reference = self.reference(table, instances, marked)
         launches = DEFAULT_LAUNCHES if reference is None else reference.first_pairs
+        seed = self.get("suite", top, "seed", int, 1)
+        timeout_s = self.positive("suite", top, "level_timeout_s", float, 1800.0)
+
+        def given(workload: str) -> Given:
+            gates = partial(_gates, limits, baseline, reference, workload)
+            return Given(gates, seed, timeout_s)
+
         suite = Suite(
             name=self.name("the file name", name),
             path=self.path,
             description=self.get("suite", top, "description", str, ""),
-            seed=self.get("suite", top, "seed", int, 1),
+            seed=seed,
             launches=self.positive("suite", top, "launches", int, launches),
             budget=self.budget(self.get("", table, "budget", dict, {})),
-            level_timeout_s=self.positive("suite", top, "level_timeout_s", float, 1800.0),
+            level_timeout_s=timeout_s,
             idle_timeout_s=self.positive("suite", top, "idle_timeout_s", float, 120.0),
             step_batches=self.step_batches(top),
             instances=instances,
-            workloads=tuple(
-                self.workload(n, t, partial(_gates, limits, baseline, reference, n))
-                for n, t in workloads.items()
-            ),
+            workloads=tuple(self.workload(n, t, given(n)) for n, t in workloads.items()),
             limits=tuple(limits),
             baseline=baseline,
             reference=reference,
@@ -164,77 +155,6 @@ class _Reader(GateReader):
             start_timeout_s=self.positive(where, table, "start_timeout_s", float, 600.0),
         )
 
-    def workload(self, name: str, table: Any, gates: GatesOf) -> Workload:
-        where = f"workload.{name}"
-        if not isinstance(table, dict):
-            raise self.fail(where, f"is {table!r}; it must be a table")
-        self.known(where, table, _WORKLOAD_KEYS)
-        kind = self.get(where, table, "prompts", str, "uniform")
-        self.choice(f"{where}.prompts", kind, PROMPT_KINDS)
-        prompts = Prompts(
-            name=self.name(where, name),
-            prompt_tokens=self.positive(where, table, "prompt_tokens", int, 128),
-            output_tokens=self.positive(where, table, "output_tokens", int, 64),
-            kind=kind,
-        )
-        if kind == "recall" and prompts.prompt_tokens < MIN_RECALL_TOKENS:
-            raise self.fail(
-                f"{where}.prompt_tokens",
-                f"is {prompts.prompt_tokens}; recall prompts have at least {MIN_RECALL_TOKENS}",
-            )
-        asked = self.positive(where, table, "requests", int, None)
-        levels = [
-            self._closed(where, c, asked, gates) for c in self.numbers(where, table, "concurrency")
-        ]
-        process = self.get(where, table, "arrivals", str, "poisson")
-        self.choice(f"{where}.arrivals", process, arrivals.PROCESSES)
-        levels += [
-            self._open(where, rate, process, asked, gates)
-            for rate in self.numbers(where, table, "rate_per_s")
-        ]
-        if not levels:
-            raise self.fail(where, "has neither concurrency nor rate_per_s: it selects nothing")
-        names = [level.name for level in levels]
-        for twice in (name for name in names if names.count(name) > 1):
-            raise self.fail(where, f"has two levels with the name {twice}")
-        given = self.positives(where, table, "slo", ("ttft_s", "tpot_s", "e2el_s"))
-        slo = Slo(**given) if given is not None else None
-        return Workload(prompts, tuple(replace(level, slo=slo) for level in levels))
-
-    def _floor(self, where: str, gates: Sequence[str], asked: int | None) -> int:
-        """Return the requests a level needs for every gate; refuse an explicit number below it."""
-        floor = 1
-        for metric in gates:
-            match = PERCENTILE.search(metric)
-            need = stats.min_samples(float(match[1])) if match and int(match[1]) < 100 else 1
-            if asked is not None and asked < need:
-                raise self.fail(
-                    f"{where}.requests",
-                    f"is {asked}; the gate on {metric} needs at least {need} requests a level",
-                )
-            floor = max(floor, need)
-        return floor
-
-    def _closed(self, where: str, concurrency: Any, asked: int | None, gates: GatesOf) -> Level:
-        if type(concurrency) is not int:
-            raise self.fail(f"{where}.concurrency", f"holds {concurrency!r}; whole numbers only")
-        need = MIN_REQUESTS_PER_SLOT * concurrency
-        if asked is not None and asked < need:
-            raise self.fail(
-                f"{where}.requests",
-                f"is {asked}; concurrency {concurrency} needs at least {need} (4 a slot)",
-            )
-        name = f"c{concurrency}"
-        floor = self._floor(where, gates(name), asked)
-        return Level(name, asked or max(need, floor), concurrency=concurrency)
-
-    def _open(
-        self, where: str, rate: float, process: str, asked: int | None, gates: GatesOf
-    ) -> Level:
-        name = self.name(f"{where}.rate_per_s", f"r{rate:g}")
-        count = max(self._floor(where, gates(name), asked), MIN_OPEN_REQUESTS)
-        return Level(name, asked or count, rate_per_s=float(rate), arrivals=process)
-
     def _check_references(self, suite: Suite) -> None:
         models: dict[str, str] = {}
         for i in suite.instances:
@@ -274,8 +194,4 @@ _SUITE_KEYS = (
 _ENGINE_KEYS = (
     *("kind", "model", "dtype", "args", "env", "python", "source", "port", "start_timeout_s"),
     "reference",
-)
-_WORKLOAD_KEYS = (
-    *("prompts", "prompt_tokens", "output_tokens", "concurrency", "rate_per_s", "arrivals"),
-    *("requests", "slo"),
 )

@@ -208,12 +208,14 @@ def _place(case: Case) -> tuple[str, str, str]:
 
 
 def _by_load(night: _Night, case: Case, changes: Sequence[Change]) -> list[Change]:
-    """Return a change per level of a workload, the lightest load first; none if one is missing."""
+    """Return a change per level of a workload, the lightest load first; none if one is missing.
+
+    None where the levels are of several kinds: a rate that moves is neither lighter nor heavier.
+    """
     by_name = {change.name: change for change in changes}
     levels = night.results.suite.workload(case.workload).levels
-    if len({level.closed for level in levels}) > 1 or not {lv.name for lv in levels} <= set(
-        by_name
-    ):
+    kinds = {(level.closed, level.arrivals, level.stages) for level in levels}
+    if len(kinds) > 1 or not {level.name for level in levels} <= set(by_name):
         return []
     ordered = sorted(levels, key=lambda level: level.concurrency or level.rate_per_s or 0.0)
     return [by_name[level.name] for level in ordered]

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 from headway.core import Case
 
-# Worst first.
+# Worst first. SKIPPED is of what cannot be judged by its nature: neither good nor bad, nor awaited.
 Verdict = Literal[
     "WRONG",
     "REGRESSION",
@@ -21,6 +21,7 @@ Verdict = Literal[
     "RECORDING",
     "IMPROVEMENT",
     "PASS",
+    "SKIPPED",
 ]
 ORDER: tuple[Verdict, ...] = get_args(Verdict)
 # What a person reads.
@@ -36,6 +37,7 @@ WORDS: dict[Verdict, str] = {
     "RECORDING": "CAN'T TELL YET",
     "IMPROVEMENT": "FASTER",
     "PASS": "OK",
+    "SKIPPED": "NOT JUDGED",
 }
 # What a person reads of a PASS on which no gate is set; and all words, worst first.
 WATCHED = "watched"
@@ -163,4 +165,5 @@ def exit_code(outcomes: Sequence[tuple[Verdict, bool]], strict: bool = False) ->
     failing = {v for v, due in outcomes if v in FAILS or (strict and due)}
     if failing - {"INVALID", *WAITS}:
         return 1
-    return 3 if failing or not outcomes else 0
+    judged = any(v != "SKIPPED" for v, _ in outcomes)
+    return 3 if failing or not judged else 0

@@ -127,7 +127,10 @@ def _watched(case: Case, metric: Metric, samples: Sequence[Sample]) -> Finding:
 
 
 def judge_equality(results: Results, case: Case) -> Judged:
-    """Judge a case's outputs against the reference: WRONG, MISSING or PASS."""
+    """Judge a case's outputs against the reference: WRONG, MISSING or PASS; SKIPPED if sampled."""
+    sampled = correctness.why_sampled(results, case)
+    if sampled is not None:
+        return Judged(case, EQUALITY, (Finding(case, EQUALITY, "correctness", "SKIPPED", sampled),))
     found = correctness.equality(results, case)
     verdict: Verdict = "PASS"
     reason = f"{found.num_requests} outputs, {found.num_tokens} tokens verified"

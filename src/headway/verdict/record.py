@@ -74,11 +74,12 @@ def _case(results: Results, case: Case, cells: dict[str, Judged]) -> CaseNight:
 def _holds(cells: dict[str, Judged]) -> bool:
     """Whether a case was answered whole and right, as far as anybody looked.
 
-    An output that was not verified may be wrong; people's decisions make none right.
+    An output that was not verified may be wrong, unless it was sampled: then there is none to be
+    right. People's decisions make none right.
     """
     said = {m: [_raw(f) for f in cells[m].findings] for m in MUST_HOLD if m in cells}
     failing = any(verdict in FAILS for found in said.values() for verdict in found)
-    return not failing and said.get(EQUALITY) == ["PASS"]
+    return not failing and said.get(EQUALITY) in (["PASS"], ["SKIPPED"])
 
 
 def _samples(results: Results, case: Case, name: str) -> baseline.Cell:

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from headway import fingerprint, metrics
-from headway.core import Case
+from headway.core import Case, Level
 from headway.results import Results
+from headway.workload import Prompts
+
+# What a load was described by when the first baselines were stored. What came later is named only
+# where it is not at its default, so that a choice nobody made makes no baseline another one.
+FIRST_FIELDS = frozenset(
+    (
+        *("prompt_tokens", "output_tokens", "kind", "ignore_eos"),
+        *("num_requests", "concurrency", "rate_per_s", "arrivals", "slo"),
+    )
+)
 
 
 def identity_of(results: Results, case: Case) -> dict[str, str]:
@@ -22,10 +32,20 @@ def identity_of(results: Results, case: Case) -> dict[str, str]:
         case,
         results.models[case.model].revision,
         suite.instance(case.instance).dtype,
-        fingerprint.short_hash(repr((prompts, level, suite.seed))),
+        fingerprint.short_hash(f"({_said(prompts)}, {_said(level)}, {suite.seed!r})"),
         results.machine.device,
         metrics.VERSION,
     )
+
+
+def _said(load: Prompts | Level) -> str:
+    """Write a load as `repr` does, without what later versions added and nobody asked for."""
+    parts = (
+        f"{f.name}={getattr(load, f.name)!r}"
+        for f in fields(load)
+        if f.name in FIRST_FIELDS or getattr(load, f.name) != f.default
+    )
+    return f"{type(load).__qualname__}({', '.join(parts)})"
 
 
 def treatment_of(results: Results, instance: str) -> fingerprint.Treatment:

@@ -26,9 +26,7 @@ LEAD_S = 0.1
 SIZE = struct.Struct("!Q")
 
 
-async def measure_with(
-    share: Share, workers: int, progress: Progress = lambda _: None
-) -> Measured:
+async def measure_with(share: Share, workers: int, progress: Progress = lambda _: None) -> Measured:
     """Send a share from so many processes; one is this one."""
     if workers == 1:
         return await measure(share, progress)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from headway import loadgen, transport
+from headway import arrivals, loadgen, transport
 from headway.core import Case, EngineInfo, Level, Request
 from headway.engines.launch import HERE, Endpoint, LaunchError, LaunchSpec, launched, tail
 from headway.night import machine, verify
@@ -179,9 +179,9 @@ class RealEngine:
         while len(spans) < MAX_WARMUP_WAVES:
             wave = short[len(spans) * together : (len(spans) + 1) * together]
             self.lab.screen.status(f"{self.planned.name} {level.name}: warm-up {len(spans) + 1}")
-            driven = transport.run(self._drive(wave, warm, (), lambda _: None))
-            spans.append(driven.end_s - driven.start_s)
-            failed += sum(not record.completed for record in loadgen.records(driven, wave))
+            measured = transport.run(loadgen.measure(self._share(wave, warm, ())))
+            spans.append(measured.span_s)
+            failed += sum(not record.completed for record in measured.records)
             if failed or (
                 len(spans) > 1 and min(spans[-2:]) >= max(spans[-2:]) * (1 - WARMUP_AGREEMENT)
             ):
@@ -197,16 +197,16 @@ class RealEngine:
     ) -> Driven:
         """Send a level's requests as it says; progress is drawn beside it."""
         self.endpoint.reset_peak_rss()
-        driven = transport.run(self._shown(case, level, requests, offsets_s))
-        records = loadgen.records(driven, requests)
+        # In closed loop each slot's first request has a time, the others follow.
+        slots_s = arrivals.slot_offsets(level.concurrency or 0, level.fill_s)
+        times_s = tuple(slots_s if level.closed else offsets_s)
+        measured = transport.run(self._shown(case, self._share(requests, level, times_s)))
         # After a death, what is left of its processes is not the engine.
         peak = self.endpoint.peak_rss_bytes() if self.serves() else None
         memory = {} if peak is None else {"peak_rss_bytes": float(peak)}
-        return Driven(driven.end_s - driven.start_s, records, driven.client, memory)
+        return Driven(measured.span_s, measured.records, measured.client, memory)
 
-    async def _shown(
-        self, case: Case, level: Level, requests: Sequence[Request], offsets_s: Sequence[float]
-    ) -> loadgen.Drive:
+    async def _shown(self, case: Case, share: loadgen.Share) -> loadgen.Measured:
         done = 0
 
         def count(more: int) -> None:
@@ -215,35 +215,32 @@ class RealEngine:
 
         async def draw() -> None:
             while True:
-                self.lab.screen.progress(self.planned, case, done, level.num_requests)
+                self.lab.screen.progress(self.planned, case, done, share.level.num_requests)
                 await asyncio.sleep(PROGRESS_PERIOD_S)
 
         drawing = asyncio.create_task(draw())
         try:
-            return await self._drive(requests, level, offsets_s, count)
+            return await loadgen.measure_with(share, self.lab.suite.load_workers, count)
         finally:
             drawing.cancel()
 
-    async def _drive(
-        self,
-        requests: Sequence[Request],
-        level: Level,
-        offsets_s: Sequence[float],
-        progress: loadgen.Progress,
-    ) -> loadgen.Drive:
+    def _share(
+        self, requests: Sequence[Request], level: Level, times_s: tuple[float, ...]
+    ) -> loadgen.Share:
         endpoint, suite = self.endpoint, self.lab.suite
         target = Target.parse(endpoint.base_url)
-        payloads = [
+        payloads = (
             loadgen.payload(r, endpoint.spec.served_name, target, endpoint.capabilities)
             for r in requests
-        ]
-        return await loadgen.drive(
-            payloads,
-            level,
-            offsets_s,
-            HttpTransport(target, idle_timeout_s=suite.idle_timeout_s),
+        )
+        return loadgen.Share(
+            target=target,
+            payloads=tuple(payloads),
+            requests=tuple(requests),
+            level=level,
+            offsets_s=times_s,
+            idle_timeout_s=suite.idle_timeout_s,
             timeout_s=suite.level_timeout_s,
-            progress=progress,
         )
 
     def step_clock(self) -> float:

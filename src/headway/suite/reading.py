@@ -110,6 +110,7 @@ class _Reader(GateReader, LoadReader):
             limits=tuple(limits),
             baseline=baseline,
             reference=reference,
+            load_workers=self.positive("suite", top, "load_workers", int, 1),
             wait_quiet_s=self.get("suite", top, "wait_quiet_s", float, 0.0),
             calibrate=self.get("suite", top, "calibrate", bool, True),
         )
@@ -189,7 +190,14 @@ class _Reader(GateReader, LoadReader):
 _TABLES = ("suite", "engine", "workload", "limit", "baseline", "reference", "budget")
 _SUITE_KEYS = (
     *("description", "seed", "model", "dtype", "launches"),
-    *("level_timeout_s", "idle_timeout_s", "step_batches", "wait_quiet_s", "calibrate"),
+    *(
+        "level_timeout_s",
+        "idle_timeout_s",
+        "step_batches",
+        "load_workers",
+        "wait_quiet_s",
+        "calibrate",
+    ),
 )
 _ENGINE_KEYS = (
     *("kind", "model", "dtype", "args", "env", "python", "source", "port", "start_timeout_s"),

@@ -186,6 +186,7 @@ class Suite:
     limits: tuple[Limit, ...]
     baseline: BaselineGate
     reference: ReferenceGate | None = None
+    load_workers: int = 1
     wait_quiet_s: float = 0.0
     calibrate: bool = True
 

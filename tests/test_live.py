@@ -23,7 +23,7 @@ idle_timeout_s = 2
 calibrate = false
 [engine.fake_a]
 kind = "fake"
-args = {{ ttft_s = 0.004, itl_s = 0.001 }}
+args = {{ ttft_s = 0.03, itl_s = 0.005 }}
 [workload.w]
 prompt_tokens = 8
 output_tokens = 3

@@ -203,3 +203,47 @@ def test_every_dtype_of_a_suite_has_a_tolerance():
 
     assert set(TOLERANCES) == set(DTYPES)
     assert all(0 < t.epsilon < math.inf for t in TOLERANCES.values())
+
+
+def sampled(factory, **changes):
+    """Return a verified night whose outputs are sampled, and the same night with greedy ones."""
+    greedy = factory.make_night()
+    (workload,) = greedy.suite.workloads
+    prompts = dataclasses.replace(workload.prompts, temperature=0.7, top_p=0.9)
+    suite = dataclasses.replace(
+        greedy.suite, workloads=(dataclasses.replace(workload, prompts=prompts),)
+    )
+    return dataclasses.replace(greedy, suite=suite, **changes), greedy
+
+
+def test_sampled_outputs_are_left_out_of_equality_with_the_reason(factory):
+    """Wrong tokens in them are none, and right ones hold nothing: it is not a pass."""
+    night, greedy = sampled(factory)
+    spoilt = factory.verified(greedy, first_wrong=3).verifications
+    for results in (night, dataclasses.replace(night, verifications=spoilt)):
+        told = verdict.judge_equality(results, CASE)
+        assert (told.verdict, told.word) == ("SKIPPED", "NOT JUDGED")
+        assert told.findings[0].reason == (
+            "outputs are sampled (temperature 0.7, top_p 0.9): none was verified, only greedy ones "
+            "can be"
+        )
+        assert not told.fails(strict=True)
+    wrong = dataclasses.replace(greedy, verifications=spoilt)
+    assert verdict.judge_equality(wrong, CASE).verdict == "WRONG"
+
+
+def test_the_reference_is_not_asked_about_sampled_outputs(factory):
+    night, greedy = sampled(factory)
+    assert len(list(correctness.pairs(greedy, "fake"))) > 2
+    # What remains is the first token of the launches, which is greedy.
+    assert [p.output for p in correctness.pairs(night, "fake")] == [(1, 2, 3)]
+
+
+def test_speeds_of_sampled_outputs_are_kept_and_nothing_else_is_excused(factory):
+    night, _ = sampled(factory)
+    (kept, *_) = verdict.record_of(night, factory.judge(night)).cases
+    assert kept.sample.cells
+    assert kept.cells["greedy_equality"].verdict == "SKIPPED"
+    broken, _ = sampled(factory, runs=factory.make_night({"a": factory.Speed(fails=1)}).runs)
+    (lost, *_) = verdict.record_of(broken, factory.judge(broken)).cases
+    assert not lost.sample.cells

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from headway import night, outlook, suite, validity
+from headway import arrivals, night, outlook, suite, validity, verdict
 from headway.fingerprint import read_machine
 from headway.night import Night, Screen
 from headway.night.session import read_commit
+from headway.workload import lengths_of
 
 SUITE = """
 [suite]
@@ -40,7 +41,7 @@ def begin(tmp_path: Path) -> Begin:
 
     def make(load: str = "concurrency = [1, 2]\nrequests = 8", **changes: Any) -> Night:
         path = tmp_path / "tiny.toml"
-        path.write_text(SUITE.format(load=load))
+        path.write_text(changes.pop("text", SUITE).format(load=load))
         loaded = suite.load(path, changes.pop("overrides", ()))
         here = Path(sys.executable)
         model = night.prepare("fake", here, tmp_path, lambda _: None)
@@ -121,6 +122,43 @@ def test_open_loop_is_measured_when_it_is_due(begin: Begin, arrivals: str) -> No
     assert all(record.completed for record in run.records)
     assert [r.due_s for r in run.records] == pytest.approx([r.due_s for r in other.records])
     assert run.schedule_hash == other.schedule_hash
+
+
+TRACE = "time_s,prompt_tokens,output_tokens\n" + "".join(
+    f"{at},{8 + k},{2 + k % 3}\n" for k, at in enumerate((3, 3.05, 3.05, 3.2, 3.25, 3.3))
+)
+
+
+@pytest.mark.parametrize(
+    "load",
+    [
+        "ramp = { from = 10, to = 90, seconds = 0.4 }",
+        "stages = [{ rate_per_s = 60, seconds = 0.2 }, { rate_per_s = 30, seconds = 0.2 }]",
+        'replay = "trace.csv"\nreplay_speed = [2]',
+        'rate_per_s = [40]\narrivals = "gamma"\nburstiness = 0.5\nrequests = 12',
+        "rate_per_s = [40]\nrequests = 12\ntemperature = 0.7\nprefix = { tokens = 5 }",
+    ],
+)
+def test_every_kind_of_load_is_measured_as_its_level_says(
+    begin: Begin, tmp_path: Path, load: str
+) -> None:
+    (tmp_path / "trace.csv").write_text(TRACE)
+    lengths = "prompt_tokens = 8\noutput_tokens = 3\n"
+    made = begin(load, **({"text": SUITE.replace(lengths, "")} if "replay" in load else {}))
+    measure(made)
+    run, (workload,) = made.results.runs[-1], made.suite.workloads
+    assert not run.invalid
+    assert len(run.records) == run.level.num_requests == workload.levels[0].num_requests
+    due = arrivals.schedule(run.level, made.suite.seed, 1, workload.prompts.trace)
+    assert [r.due_s for r in run.records] == pytest.approx(due)
+    asked = lengths_of(workload.prompts, len(due), made.suite.seed)
+    assert [r.completion_tokens for r in run.records] == [output for _, output in asked]
+    assert all(record.completed for record in run.records)
+    made.verify_all()
+    made.finish()
+    assert made.results.finished
+    told = verdict.judge_equality(made.results, run.case).verdict
+    assert told == ("SKIPPED" if "temperature" in load else "PASS")
 
 
 def test_a_night_is_carried_on_only_by_its_like(begin: Begin) -> None:

@@ -122,6 +122,25 @@ def test_what_still_records_within_its_time_does_not_fail_a_strict_night(workspa
     assert done.cells("RECORDING")
 
 
+def test_sampled_outputs_are_not_judged_and_the_test_says_why(workspace: Any) -> None:
+    """Neither a pass nor a failure, not in a strict night either; the speeds are judged."""
+    workspace.write()
+    sets = ("--set", "workload.w.temperature=0.7", "--set", "workload.w.prefix={tokens=4}")
+    done = workspace.mini("--strict", *sets, "-k", "test_greedy_equality or test_success_rate")
+    assert done.code == 0, done.text
+    cells = {(c["metric"], c["verdict"], c["word"]) for c in done.report()["cells"]}
+    assert ("greedy_equality", "SKIPPED", "NOT JUDGED") in cells
+    assert ("success_rate", "PASS", "OK") in cells
+    assert "4 passed, 4 skipped" in done.text
+    junit = (done.night / "junit.xml").read_text()
+    assert "outputs are sampled (temperature 0.7, top_p 1): none was verified" in junit
+    assert all(case["outputs"] is None for case in done.report()["cases"])
+    runs = [run for case in done.report()["cases"] for run in case["runs"]]
+    assert {run["fill_s"] for run in runs} == {0.0, 0.005}
+    assert all(0.2 < run["expected_hit_rate"] < 0.4 for run in runs)
+    assert "NOT JUDGED" in done.text
+
+
 USAGE = [
     (
         ("run", "mimi"),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-import math
+import re
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +14,7 @@ from headway.results import ModelFacts, check_context
 from headway.suite import SuiteError
 from headway.workload import Prefix, Prompts, lengths_of
 
+DOCS = Path(__file__).resolve().parent.parent / "docs" / "suites.md"
 TOP = '[suite]\nseed = 7\n[engine.a]\nkind = "fake"\n[workload.w]\n'
 TRACE = "time_s,prompt_tokens,output_tokens\n5,100,20\n6,40,8\n9,8,4\n"
 GATES = "[baseline]\nmetrics = []\n"
@@ -242,7 +243,7 @@ def test_the_plan_says_lengths_hit_rate_and_what_is_not_verified(load):
             )
             for value in ("0", "-1", "nan", "true", '"1"')
         ),
-        ("ramp = 3", "ramp is [3]; it must be made of tables "),
+        ("ramp = 3", "ramp is 3; it must be a table { from, "),
         ("ramp = { from = 1, to = 2 }", "ramp.seconds is missing; a stage has from, to, seconds"),
         ("ramp = { rate_per_s = 1, seconds = 2 }", "ramp.rate_per_s is not known; allowed: from, "),
         ("ramp = { from = -1, to = 2, seconds = 2 }", "ramp.from is -1.0; it must be 0 or above"),
@@ -250,7 +251,7 @@ def test_the_plan_says_lengths_hit_rate_and_what_is_not_verified(load):
         ("ramp = { from = 1e9, to = 1e9, seconds = 9 }", "ramp makes about 9e+09 requests; at "),
         ("ramp = { from = 1, to = 1, seconds = 9999 }", "ramp lasts 99"),
         ("ramp = { from = 1, to = nan, seconds = 9 }", "ramp.to is nan; it must be a finite "),
-        ("stages = []", "stages is []; it must be made of tables "),
+        ("stages = []", "stages is []; it must be a list of tables "),
         ("stages = [{ seconds = 3 }]", "stages[0].from is missing; a stage has from, to, seconds"),
         ("stages = [{ rate_per_s = 1, seconds = 0 }]", "stages[0].seconds is 0.0; it must be ab"),
         ('replay = "none.csv"', "none.csv cannot be read"),
@@ -283,15 +284,13 @@ def test_case_21_a_burstiness_that_is_none_names_what_would_be_right(refused):
     assert said == "workload.w.burstiness is nan; it must be a number, at least 0.001"
 
 
-def test_two_levels_differ_in_whatever_makes_them_another_load(load):
-    """A journal tells them apart by what they are, not by their names alone."""
-    plain = Level("x", 1, arrivals="poisson")
-    fields = {
-        "rate_per_s": 1.0,
-        "burstiness": 0.5,
-        "stages": (Stage(1.0, 1.0),),
-        "speed": 2.0,
-        "fill_s": 1.0,
-    }
-    assert all(dataclasses.replace(plain, **{k: v}) != plain for k, v in fields.items())
-    assert not math.isnan(plain.fill_s)
+def test_the_documented_examples_can_be_measured(tmp_path):
+    (example,) = re.findall(r"^```toml\n(.*?)^```", DOCS.read_text(encoding="utf-8"), re.M | re.S)
+    rows = "".join(f"{at},64,16\n" for at in range(40))
+    (tmp_path / "trace.csv").write_text(f"time_s,prompt_tokens,output_tokens\n{rows}")
+    path = tmp_path / "docs.toml"
+    path.write_text(f'[engine.a]\nkind = "fake"\n{example}')
+    loaded = suite.load(path)
+    assert all(level.num_requests for w in loaded.workloads for level in w.levels)
+    names = {level.name for w in loaded.workloads for level in w.levels}
+    assert {"c8", "r2", "ramp", "stages", "replay", "replay_x2"} <= names

@@ -8,14 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binom
 
-from headway import baseline, correctness, metrics, verdict
-from headway.core import Case, RequestError, Slo, Verification
+from headway import baseline, correctness, fingerprint, metrics, verdict
+from headway.core import Case, RequestError, Slo, Stage, Verification
+from headway.lengths import Trace, Uniform
 from headway.stats.nights import ONE_NIGHT
 from headway.suite import BaselineGate, Limit
 from headway.verdict import Finding, Judged
 from headway.verdict.series import series_of
 from headway.verdict.stored import against_baseline
-from headway.workload import pair_key
+from headway.workload import Prefix, pair_key
 
 CASE = Case("b", "fake", "w32_16", "c4")
 GATE = BaselineGate()
@@ -127,6 +128,7 @@ def test_exit_codes(name):
         ("RECORDING", False, False),
         ("RECORDING", True, True),
         ("MUTED", False, False),
+        ("SKIPPED", False, False),
     ],
 )
 def test_what_waits_is_due_once_its_gate_was_armed(name, overdue, due):
@@ -136,6 +138,8 @@ def test_what_waits_is_due_once_its_gate_was_armed(name, overdue, due):
 
 def test_case_26_nothing_judged_is_not_a_pass():
     assert verdict.exit_code([]) == 3
+    assert verdict.exit_code([("SKIPPED", False)] * 2) == 3
+    assert verdict.exit_code([("SKIPPED", False), ("PASS", False)], strict=True) == 0
 
 
 def test_something_slower_outweighs_what_cannot_be_told():
@@ -406,6 +410,43 @@ def test_another_slo_is_another_identity_only_where_a_goodput_has_a_baseline(fac
     speeds, goods = BaselineGate(), BaselineGate(metrics=("goodput",))
     assert identity(Slo(ttft_s=0.1), speeds) == identity(None, speeds)
     assert identity(Slo(ttft_s=0.1), goods) != identity(Slo(ttft_s=0.2), goods)
+
+
+def test_the_identity_of_a_plain_load_is_what_it_was_before_there_were_others(factory):
+    """Baselines stored by an older Headway stay comparable: what nobody chose is not named."""
+    said = (
+        "(Prompts(name='w32_16', prompt_tokens=32, output_tokens=16, kind='uniform', "
+        "ignore_eos=True), Level(name='c4', num_requests=16, concurrency=4, rate_per_s=None, "
+        "arrivals='closed', slo=None), 1)"
+    )
+    case = Case("a", "fake", "w32_16", "c4")
+    found = verdict.identity_of(factory.make_night(), case)["workload"]
+    assert found == fingerprint.short_hash(said)
+
+
+@pytest.mark.parametrize(
+    ("of_prompts", "of_level"),
+    [
+        ({"prompt_tokens": Uniform(8, 32)}, {}),
+        ({"prefix": Prefix(8)}, {}),
+        ({"temperature": 0.7}, {}),
+        ({"trace": Trace("t.csv", (0.0,), (8,), (9,))}, {}),
+        ({}, {"fill_s": 0.015}),
+        ({}, {"burstiness": 0.5}),
+        ({}, {"stages": (Stage(1.0, 5.0),)}),
+        ({}, {"speed": 2.0}),
+    ],
+)
+def test_each_choice_of_load_makes_another_identity(factory, of_prompts, of_level):
+    night, case = factory.make_night(), Case("a", "fake", "w32_16", "c4")
+    (workload,) = night.suite.workloads
+    levels = tuple(dataclasses.replace(level, **of_level) for level in workload.levels)
+    prompts = dataclasses.replace(workload.prompts, **of_prompts)
+    suite = dataclasses.replace(
+        night.suite, workloads=(dataclasses.replace(workload, prompts=prompts, levels=levels),)
+    )
+    other = dataclasses.replace(night, suite=suite)
+    assert verdict.identity_of(other, case) != verdict.identity_of(night, case)
 
 
 def test_a_goodput_that_is_gone_is_a_regression():

@@ -98,6 +98,45 @@ def test_only_the_levels_asked_for(derive: Any) -> None:
     assert [(w.name, [lv.name for lv in w.levels]) for w in made.workloads] == [("w", ["c8", "r2"])]
 
 
+LOADS = """
+[engine.x]
+kind = "fake"
+[workload.w]
+replay = "trace.csv"
+replay_speed = [1, 2]
+ramp = { from = 1, to = 9, seconds = 10 }
+stages = [{ rate_per_s = 5, seconds = 10 }]
+concurrency = [4]
+[workload.v]
+ramp = { from = 1, to = 9, seconds = 10 }
+"""
+
+
+@pytest.mark.parametrize(
+    ("levels", "made"),
+    [
+        ((), {"w": ["c4", "ramp", "stages", "replay", "replay_x2"], "v": ["ramp"]}),
+        (("ramp",), {"w": ["ramp"], "v": ["ramp"]}),
+        (("c4", "replay_x2"), {"w": ["c4", "replay_x2"]}),
+        (("stages",), {"w": ["stages"]}),
+    ],
+)
+def test_levels_of_every_kind_are_chosen_and_a_trace_is_found(
+    tmp_path: Path, levels: tuple[str, ...], made: dict[str, list[str]]
+) -> None:
+    base, elsewhere = tmp_path / "suites" / "base.toml", tmp_path / "reports" / "made.toml"
+    for path in (base, elsewhere):
+        path.parent.mkdir()
+    base.write_text(LOADS)
+    row = "{at},8,4\n"
+    text = "time_s,prompt_tokens,output_tokens\n" + "".join(row.format(at=k) for k in range(40))
+    (base.parent / "trace.csv").write_text(text)
+    _, derived = versus.derive(base, Asked("x", "x:itl_s=0.02", levels=levels))
+    elsewhere.write_text(derived)
+    loaded = suite.load(elsewhere)
+    assert {w.name: [lv.name for lv in w.levels] for w in loaded.workloads} == made
+
+
 @pytest.mark.parametrize(
     ("more", "pairs", "minutes"),
     [

@@ -34,8 +34,9 @@ SECTIONS: Mapping[str, Collection[Verdict]] = {
     "Faster": frozenset(("IMPROVEMENT",)),
     "Accepted": frozenset(("PASS",)),
     "Recording": frozenset(("RECORDING",)),
+    "Not judged": frozenset(("SKIPPED",)),
 }
-FOLDED = ("Faster", "Accepted", "Recording")
+FOLDED = ("Faster", "Accepted", "Recording", "Not judged")
 # Written as references, these are text wherever they stand; `_` inside a word is text anyway.
 _SPECIAL = re.compile(r"[\\`*\[\]<>&|#~@$!{}]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|(?<=:)//|www\.")
 

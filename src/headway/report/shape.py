@@ -18,7 +18,7 @@ from headway.verdict import Gate, Interval, Verdict
 from headway.verdict.split import EngineSplit
 
 FORMAT = "headway report"
-SCHEMA = 2
+SCHEMA = 3
 
 Key = tuple[str, str, str, str]
 
@@ -201,8 +201,8 @@ class RunView:
     engine: Mapping[str, float]
     engine_split: EngineSplit | None
     vllm_bench_serve: Mapping[str, float | int | str | None]
-    fill_s: float = 0.0
-    expected_hit_rate: float | None = None
+    fill_s: float
+    expected_hit_rate: float | None
 
 
 @dataclass(frozen=True, slots=True)

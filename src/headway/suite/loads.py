@@ -93,7 +93,7 @@ class LoadReader(PromptReader):
                 if key == "replay_speed":
                     level = Level(name, 0, arrivals="replay", speed=float(value))
                 else:
-                    stages = self._stages(f"{where}.{key}", [value] if key == "ramp" else value)
+                    stages = self._stages(f"{where}.{key}", value)
                     level = replace(level, stages=stages)
                 levels.append(self._timed(f"{where}.{key}", level, trace, given))
         if asked is not None and levels and all(lv.stages or lv.speed for lv in levels):
@@ -118,19 +118,20 @@ class LoadReader(PromptReader):
             raise self.fail(key, f"is {burstiness!r}; it must be {least}")
         return ("constant", None) if math.isinf(burstiness) else (process, float(burstiness))
 
-    def _stages(self, where: str, stages: Any) -> tuple[Stage, ...]:
-        """Read { rate_per_s, seconds } and { from, to, seconds } in any order."""
-        if (
-            not isinstance(stages, list)
-            or not stages
-            or not all(isinstance(s, dict) for s in stages)
-        ):
-            shape = "{ rate_per_s, seconds } or { from, to, seconds }"
-            raise self.fail(where, f"is {stages!r}; it must be made of tables {shape}")
+    def _stages(self, where: str, value: Any) -> tuple[Stage, ...]:
+        """Read a ramp, { from, to, seconds }, or a list of such and of { rate_per_s, seconds }."""
+        ramp = where.endswith(".ramp")
+        stages = [value] if ramp else value
+        fine = isinstance(stages, list) and stages and all(isinstance(s, dict) for s in stages)
+        if not fine:
+            shape = "a table { from, to, seconds }"
+            if not ramp:
+                shape = "a list of tables { rate_per_s, seconds } or { from, to, seconds }"
+            raise self.fail(where, f"is {value!r}; it must be {shape}")
         found = []
         for number, stage in enumerate(stages):
-            here = where if where.endswith(".ramp") else f"{where}[{number}]"
-            flat = "rate_per_s" in stage and not where.endswith(".ramp")
+            here = where if ramp else f"{where}[{number}]"
+            flat = "rate_per_s" in stage and not ramp
             keys = ("rate_per_s", "seconds") if flat else ("from", "to", "seconds")
             self.known(here, stage, keys)
             for key in keys:

@@ -20,8 +20,8 @@ from headway.verdict.finding import ORDER, WORDS, Finding, Judged, Verdict
 
 MAX_NAMES = 3
 MAX_REASON = 160
-# What is wrong for every engine at once: it has no instance.
-SHARED: frozenset[Verdict] = frozenset(("INVALID", "MUTED", "RECORDING"))
+# What is so for every engine at once: it has no instance.
+SHARED: frozenset[Verdict] = frozenset(("INVALID", "MUTED", "RECORDING", "SKIPPED"))
 # Kinds of cause that are not a verdict.
 SPEED, MEMORY, REQUESTS, BUDGET = "speed", "memory", "requests", "budget"
 SUSPECTED, ACCEPTED, UNSEEN = "suspected", "accepted", "unseen"

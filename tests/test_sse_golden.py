@@ -110,7 +110,24 @@ def test_a_broken_golden_stream_raises_nothing_and_can_be_stored(name, changes):
 
 
 values = st.sampled_from(
-    [None, True, -1, 0, 7, 2**70, 1.5, float("nan"), "", "x", "abort", [], [None], [1], {}, {"a": 1}]
+    [
+        None,
+        True,
+        -1,
+        0,
+        7,
+        2**70,
+        1.5,
+        float("nan"),
+        "",
+        "x",
+        "abort",
+        [],
+        [None],
+        [1],
+        {},
+        {"a": 1},
+    ]
 )
 
 

@@ -19,7 +19,6 @@ FINISH = {
     "limit": "length",  # llama.cpp
     "none": None,  # llama.cpp
     "max_output_tokens": "length",  # the Responses API
-    "": None,  # TGI's completions, until the last event
 }
 
 
@@ -137,7 +136,10 @@ def set_count(draft: Draft, name: str, value: object) -> None:
 
 
 def set_finish(draft: Draft, reason: object) -> None:
-    """Set why the answer ended, in OpenAI's words; no text, or an empty one, says nothing."""
+    """Set why the answer ended, in OpenAI's words.
+
+    No text says nothing, nor does an empty one: TGI's completions send that until the last event.
+    """
     if isinstance(reason, str):
         draft.finish_reason = FINISH.get(reason, reason) or draft.finish_reason
 

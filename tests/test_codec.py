@@ -30,6 +30,7 @@ EVENTS = st.builds(
     token_ids=st.none() | st.lists(st.integers(), max_size=4).map(tuple),
     num_tokens=st.none() | st.integers(0, 9),
     engine_at_s=st.none() | NUMBERS,
+    kind=st.sampled_from(["content", "reasoning", "tool", "hidden"]),
 )
 
 

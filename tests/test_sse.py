@@ -9,7 +9,7 @@ import pytest
 
 from headway import sse
 from headway.core import RequestRecord
-from headway.metrics import e2el_s, itl_s, tpot_s, ttft_s
+from headway.metrics import e2el_s, itl_s, tpot_s, ttfc_s, ttft_s
 
 DONE = b"data: [DONE]\n\n"
 
@@ -94,8 +94,15 @@ def test_case_7_reasoning_is_output_and_counted_once(keys):
     )
     one = record(stream)
     assert (ttft_s(one), tpot_s(one)) == (0.100, pytest.approx(0.020))
+    assert ttfc_s(one) == 0.140
+    assert [event.kind for event in stream.events] == ["reasoning"] * 2 + ["content"] * 2
     assert stream.completion_tokens == 4
     assert text_of(stream) == "Okay,\n\n4"
+
+
+def test_case_7_thought_alone_has_no_first_content():
+    one = record(sse.parse([(0.1, delta(reasoning="Hm")), (0.2, finish("length")), (0.2, DONE)]))
+    assert (ttft_s(one), ttfc_s(one)) == (0.1, None)
 
 
 @pytest.mark.parametrize("first", [b"", event({"choices": []}), event({"object": "chunk"})])
@@ -119,6 +126,11 @@ def test_case_9_a_space_at_the_edge_of_a_read_survives():
     assert [(one.at_s, one.text) for one in stream.events] == [(1, "x"), (3, " y")]
     assert stream.done
     assert stream.error is None
+    raw = b"".join(reads)
+    for place in range(len(raw) + 1):
+        stream = sse.parse([(1.0, raw[:place]), (2.0, raw[place:])])
+        assert [one.text for one in stream.events] == ["x", " y"]
+        assert (stream.done, stream.error) == (True, None)
 
 
 def test_case_10_a_character_split_over_two_reads_stays_whole():
@@ -198,6 +210,7 @@ def test_case_12_comments_and_other_fields_are_no_events():
 def test_case_13_an_end_marker_alone_is_no_token():
     stream = sse.parse([(0.1, DONE)])
     assert (stream.events, stream.done, stream.completion_tokens) == ((), True, None)
+    assert ttft_s(record(stream)) is None
 
 
 def test_case_13_a_stream_of_tool_calls_only_has_tokens():
@@ -209,11 +222,38 @@ def test_case_13_a_stream_of_tool_calls_only_has_tokens():
     )
     assert times(stream) == [0.2, 0.3]
     assert text_of(stream) == '{"a":1}'
+    assert [one.kind for one in stream.events] == ["tool", "tool"]
+    assert ttfc_s(record(stream)) == 0.2
+
+
+def test_case_14_a_stream_cut_between_events_keeps_its_tokens_and_no_end():
+    stream = sse.parse([(0.1, said("a")), (0.2, said("b"))])
+    assert times(stream) == [0.1, 0.2]
+    assert (stream.done, stream.finish_reason, stream.error, stream.warnings) == (
+        False, None, None, ()
+    )  # fmt: skip
 
 
 def test_case_14_a_finish_without_done_is_a_warning():
     stream = sse.parse([(0.1, said("a")), (0.2, finish("stop"))])
     assert (stream.warnings, stream.done, stream.error) == (("missing_done",), False, None)
+
+
+def test_case_23_tokens_are_those_of_the_server_not_one_a_chunk():
+    chunks = [(at, said(text)) for at, text in [(0.1, "a"), (0.2, "b"), (0.3, "c"), (0.4, "d")]]
+    stream = sse.parse([*chunks, (0.4, usage(6, 4)), (0.4, DONE)])
+    one = record(stream)
+    assert (stream.prompt_tokens, stream.completion_tokens) == (6, 4)
+    assert [event.num_tokens for event in stream.events] == [None] * 4
+    assert tpot_s(one) == pytest.approx(0.1)
+    assert itl_s(one) == [pytest.approx(0.1)] * 3
+
+
+def test_events_of_one_read_are_counted():
+    three = said("a") + said("b") + ROLE + said("c")
+    stream = sse.parse([(0.1, three), (0.2, said("d")), (0.3, said("e")[:9]), (0.4, said("e")[9:])])
+    assert sse.merged(stream.events) == 2
+    assert sse.merged(()) == sse.merged(stream.events[:1]) == 0
 
 
 def test_an_event_is_stamped_by_the_read_that_completed_it():

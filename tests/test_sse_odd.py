@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 import json
+import tracemalloc
 from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from headway import codec, sse
@@ -88,7 +89,10 @@ json_values = st.recursive(
             [
                 "choices", "delta", "content", "text", "usage", "error", "message", "token_ids",
                 "completion_tokens", "prompt_tokens", "headway", "at_s", "arrived_s", "tool_calls",
-                "function", "arguments", "reasoning", "finish_reason",
+                "function", "arguments", "reasoning", "finish_reason", "index", "meta_info",
+                "output_ids", "cached_tokens", "token", "id", "special", "details", "stop",
+                "generated_text", "tokens", "tokens_predicted", "stop_type", "timings", "cache_n",
+                "predicted_n", "type", "response", "item_id", "object", "prompt_tokens_details",
             ]
         ),
         inner,
@@ -242,3 +246,146 @@ def test_reasoning_and_content_of_one_delta_are_one_event_in_that_order():
 def test_choices_of_another_shape_are_metadata(choices):
     stream = parse({"choices": choices})
     assert stream == replace(sse.Stream(), done=True)
+
+
+def test_several_answers_in_one_stream_are_refused():
+    for second in ([{"index": 1, "text": "b"}], [{"text": "a"}, {"text": "b"}]):
+        stream = parse(text("a"), {"choices": second}, text("c"))
+        assert stream.error is not None
+        assert stream.error.kind == "several_choices"
+        assert "n = 1" in stream.error.message
+        assert [one.text for one in stream.events] == ["a"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [{"index": 1, "content": "b", "stop": False}, {"index": 1, "text": "b", "meta_info": {}}],
+    ids=["llama.cpp", "SGLang"],
+)
+def test_several_answers_in_a_native_stream_are_refused(body):
+    error = parse(body).error
+    assert error is not None
+    assert error.kind == "several_choices"
+
+
+def counted(piece: str, total: object) -> dict[str, object]:
+    return {**text(piece), "usage": {"prompt_tokens": 1, "completion_tokens": total}}
+
+
+@pytest.mark.parametrize(
+    ("bodies", "nums"),
+    [
+        ([counted("a", 1), counted("b", 2), counted("cd", 5)], [1, 1, 3]),
+        ([counted("", 1), counted("a", 2), counted("b", 2)], [2, 0]),
+        ([text("a"), text("b"), counted("c", 9)], [None, None, None]),
+        ([counted("a", 0), counted("b", 0), counted("c", 9)], [None, None, None]),
+        ([counted("a", 3), counted("b", 2), counted("c", 9)], [3, None, None]),
+        ([counted("a", None), counted("b", 2)], [None, None]),
+        ([counted("all", 9)], [9]),
+        ([{**text("a", token_ids=[1, 2])}, counted("b", 3)], [2, 1]),
+        ([counted("a", 2), {**text("b", token_ids=[7])}, counted("c", 5)], [2, 1, 2]),
+    ],
+    ids=["running", "held", "at_the_end", "zeros", "falling", "null", "one", "after_ids", "mixed"],
+)
+def test_only_a_running_count_says_how_many_tokens_an_event_has(bodies, nums):
+    assert [one.num_tokens for one in parse(*bodies).events] == nums
+
+
+@pytest.mark.parametrize(
+    ("reason", "word"),
+    [("eos_token", "stop"), ("stop_sequence", "stop"), ("length", "length"), ("abort", "abort"),
+     ("", None), (3, None), (None, None), ("new_reason", "new_reason")],
+)  # fmt: skip
+def test_finish_reasons_are_in_openais_words(reason, word):
+    assert parse(text("a", finish_reason=reason)).finish_reason == word
+
+
+def test_an_error_field_of_an_older_llama_cpp_is_an_error():
+    body = '{"code":400,"message":"too long","type":"exceed_context_size_error"}'
+    for raw in (f"error: {body}\n\n", f"error:{body}\n\n", f"error: {body}"):
+        assert sse.parse([(1.0, raw.encode())]).error == sse.StreamError("server_error", "too long")
+
+
+@pytest.mark.parametrize("mark", [{"object": "error"}, {"type": "error"}])
+def test_an_error_without_a_wrapper_is_an_error(mark):
+    stream = parse(text("a"), {**mark, "message": "no room", "code": 400})
+    assert stream.error == sse.StreamError("server_error", "no room")
+
+
+def test_no_ids_of_a_llama_cpp_that_was_not_asked_for_them_are_not_no_tokens():
+    common = {"index": 0, "tokens": [], "stop": False}
+    stream = parse(
+        {**common, "content": "a", "tokens_predicted": 1},
+        {**common, "content": "bc", "tokens_predicted": 3},
+    )
+    assert [(one.token_ids, one.num_tokens) for one in stream.events] == [(None, 1), (None, 2)]
+
+
+def test_an_aborted_answer_of_sglang_says_why():
+    reason = {"type": "abort", "message": "out of memory", "status_code": None}
+    stream = parse({"text": "a", "meta_info": {"completion_tokens": 1, "finish_reason": reason}})
+    assert stream.error == sse.StreamError("server_error", "out of memory")
+    assert (stream.finish_reason, [one.text for one in stream.events]) == ("abort", ["a"])
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(pieces, st.integers(1, 3)), min_size=1, max_size=6),
+    st.booleans(),
+    st.booleans(),
+)
+def test_sglang_snapshots_say_the_same_as_deltas(parts, whole_text, whole_ids):
+    said, ids, bodies, wanted = "", [], [], []
+    for piece, number in parts:
+        new = [len(ids) + n for n in range(number)]
+        said, ids = said + piece, ids + new
+        shown = {"text": said if whole_text else piece, "output_ids": ids if whole_ids else new}
+        bodies.append({**shown, "meta_info": {"completion_tokens": len(ids)}})
+        wanted.append((piece, tuple(new), number))
+    if not whole_text:
+        # Deltas that each begin with the one before would read as whole texts.
+        pairs = itertools.pairwise(piece for piece, _ in parts)
+        assume(not all(after.startswith(before) for before, after in pairs))
+    got = [(one.text, one.token_ids, one.num_tokens) for one in parse(*bodies).events]
+    assert got == wanted
+
+
+def test_arguments_of_a_response_are_counted_once():
+    def of(kind: str, **more: object) -> dict[str, object]:
+        return {"type": f"response.{kind}", "item_id": "c0", **more}
+
+    stream = parse(
+        of("function_call_arguments.delta", delta="{"),
+        of("function_call_arguments.delta", delta="}"),
+        of("function_call_arguments.done", arguments="{}"),
+        of("incomplete", response={"incomplete_details": {"reason": "max_output_tokens"}}),
+    )
+    assert [(one.text, one.kind) for one in stream.events] == [("{", "tool"), ("}", "tool")]
+    assert (stream.finish_reason, stream.done, stream.completion_tokens) == ("length", True, None)
+
+
+def new_bytes_per_read(raw: bytes, reads: int) -> int:
+    """Parse bytes in reads; the memory that each read made, kept or not, added up."""
+    made = 0
+    size = -(-len(raw) // reads)
+
+    def chunks():
+        nonlocal made
+        for start in range(0, len(raw), size):
+            before = tracemalloc.get_traced_memory()[0]
+            tracemalloc.reset_peak()
+            yield 1.0, raw[start : start + size]
+            made += tracemalloc.get_traced_memory()[1] - before
+
+    tracemalloc.start()
+    try:
+        list(sse.events(chunks()))
+    finally:
+        tracemalloc.stop()
+    return made
+
+
+def test_an_event_in_many_reads_is_not_copied_at_each():
+    """Copying what is pending at each of n reads would make n / 2 times the bytes of the event."""
+    raw = b"data: " + b"x" * 100_000 + b"\n\n"
+    assert new_bytes_per_read(raw, 2_000) < 20 * len(raw)

@@ -14,6 +14,7 @@ from typing import Literal
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 IgnoreEos = Literal["emit", "ban", "none"]
+EventKind = Literal["content", "reasoning", "tool", "hidden"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,8 @@ class TokenEvent:
 
     `at_s` is when its last byte reached the client. `engine_at_s` is when the tokens left the
     engine's step loop, on the same clock, for servers that say so; else None. `num_tokens` is
-    None where the server sends neither ids nor a running count.
+    None where the server sends neither ids nor a running count. `kind` is what `text` is: the
+    answer, what the model thought before it, a tool call's arguments, or nothing (ids alone).
     """
 
     at_s: float
@@ -43,6 +45,7 @@ class TokenEvent:
     token_ids: tuple[int, ...] | None = None
     num_tokens: int | None = None
     engine_at_s: float | None = None
+    kind: EventKind = "content"
 
 
 @dataclass(frozen=True, slots=True)

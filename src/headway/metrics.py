@@ -14,6 +14,7 @@ from headway import stats
 from headway.core import RequestRecord, Run
 
 Direction = Literal["higher", "lower"]
+Samples = Callable[[Run], list[float]]
 VERSION = 1
 
 
@@ -30,7 +31,7 @@ class Metric:
     closed_loop_only: bool = False
     further_tokens_only: bool = False
     slo_only: bool = False
-    samples: Callable[[Run], list[float]] | None = None
+    samples: Samples | None = None
 
     def worse_by(self, value: float, than: float) -> float:
         """Return how much worse `value` is, as a ratio minus one: 0.05 is 5 % worse."""
@@ -47,6 +48,13 @@ def ttft_sent_s(record: RequestRecord) -> float | None:
     if not (record.completed and record.events) or record.sent_s is None:
         return None
     return record.events[0].at_s - record.sent_s
+
+
+def ttfc_s(record: RequestRecord) -> float | None:
+    """First token event with text of the answer or a tool call − due: after any reasoning."""
+    shown = (event.at_s for event in record.events if event.kind in ("content", "tool"))
+    first = next(shown, None) if record.completed else None
+    return None if first is None else first - record.due_s
 
 
 def e2el_s(record: RequestRecord) -> float | None:
@@ -259,11 +267,11 @@ def peak_memory(run: Run) -> float | None:
     return run.engine.get("peak_rss_bytes")
 
 
-def _percentile(samples: Callable[[Run], list[float]], q: float) -> Callable[[Run], float | None]:
+def _percentile(samples: Samples, q: float) -> Callable[[Run], float | None]:
     return lambda run: stats.percentile(samples(run), q)
 
 
-def _each(of: Callable[[RequestRecord], float | None]) -> Callable[[Run], list[float]]:
+def _each(of: Callable[[RequestRecord], float | None]) -> Samples:
     return lambda run: [v for v in map(of, run.records) if v is not None]
 
 
@@ -272,11 +280,7 @@ def _pooled_itl(run: Run) -> list[float]:
 
 
 def _latency(
-    name: str,
-    text: str,
-    samples: Callable[[Run], list[float]],
-    qs: Sequence[int],
-    further: bool = False,
+    name: str, text: str, samples: Samples, qs: Sequence[int], further: bool = False
 ) -> list[Metric]:
     return [
         Metric(
@@ -370,6 +374,7 @@ TABLE: dict[str, Metric] = {
             tokens_per_event,
         ),
         *_latency("ttft", "first token event - due", _each(ttft_s), _QS),
+        *_latency("ttfc", "first token event but reasoning - due", _each(ttfc_s), _QS),
         *_latency("ttft_sent", "first token event - sent", _each(ttft_sent_s), (50,)),
         *_latency(
             "tpot", "(last - first event) / tokens after the first", _each(tpot_s), _QS, True
@@ -391,10 +396,5 @@ ALL: dict[str, Metric] = {**TABLE, LAUNCH_TIME.name: LAUNCH_TIME}
 
 def step_metric(phase: str, batch: int) -> Metric:
     """Return the metric of one engine step, timed by the engine's own clock."""
-    return Metric(
-        f"{phase}_step_b{batch}",
-        "s",
-        "lower",
-        f"one {phase} step with {batch} sequences; the median of its rounds",
-        lambda _: None,
-    )
+    text = f"one {phase} step with {batch} sequences; the median of its rounds"
+    return Metric(f"{phase}_step_b{batch}", "s", "lower", text, lambda _: None)

@@ -607,6 +607,24 @@ def test_the_log_agrees_with_what_a_client_saw(mock):
     assert 1 <= truth.peak_concurrency(records) <= 32
 
 
+def test_what_falls_behind_catches_up_and_says_how_late_it_was(mock):
+    server = mock("--ttft", "0.01", "--itl", "0.01")
+    with connect(server) as sock:
+        sock.sendall(asking(n=60))
+        first = sock.recv(4096)
+        assert first.startswith(b"HTTP/1.1 200")
+        server.process.send_signal(signal.SIGSTOP)
+        time.sleep(0.3)
+        server.process.send_signal(signal.SIGCONT)
+        while not first.endswith(b"0\r\n\r\n"):
+            first += sock.recv(65536)
+    (record,) = server.stop()
+    assert max(truth.late_s(record)) > 0.1
+    # Deadlines are absolute: what was missed follows at once. Were each gap counted from the
+    # write before, none could be shorter than it should be.
+    assert sum(gap < 0.005 for gap in truth.itl_s(record)) > 5
+
+
 def test_requests_in_a_row_on_one_connection_are_answered_in_a_row(mock):
     server = mock(*QUICK)
     with connect(server) as sock:

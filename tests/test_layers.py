@@ -17,7 +17,7 @@ LAYERS = [
     {"headway", "core", "codec", "installer", "atomic", "console"},
     {"lengths"},
     {"workload", "arrivals", "stats", "roofline", "fingerprint", "lockfile", "tables"},
-    {"sse", "transport", "suite", "metrics", "engines", "perf_tests", "calibration"},
+    {"sse", "transport", "suite", "metrics", "engines", "perf_tests", "calibration", "mock_server"},
     {"loadgen", "validity", "telemetry", "results", "baseline", "source"},
     {"correctness", "pairs", "history", "decisions"},
     {"verdict", "night"},

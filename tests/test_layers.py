@@ -14,7 +14,7 @@ INSTRUMENT = ROOT / "src" / "headway"
 # A module imports only from the rows above its own. A package is one module here: its parts may
 # import each other. `headway` itself holds the version and nothing else.
 LAYERS = [
-    {"headway", "core", "codec", "installer", "atomic", "console"},
+    {"headway", "core", "codec", "installer", "atomic", "console", "stamps", "timer"},
     {"lengths"},
     {"workload", "arrivals", "stats", "roofline", "fingerprint", "lockfile", "tables"},
     {"sse", "transport", "suite", "metrics", "engines", "perf_tests", "calibration", "mock_server"},

@@ -18,9 +18,9 @@ import trustme
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headway import stamps as stamps_module
+from headway.stamps import KernelStamps
 from headway.transport import Body, Exchange, HttpTransport, Target
-from headway.transport import stamps as stamps_module
-from headway.transport.stamps import KernelStamps
 from headway.transport.tls import Tls, TlsFailure
 
 wire = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("scripted_server.py"))))

@@ -6,7 +6,6 @@ import contextlib
 import socket
 import ssl
 import struct
-import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,15 +13,15 @@ from typing import TYPE_CHECKING
 
 import httptools
 
+from headway.stamps import ANCILLARY_BYTES, KernelStamps
+
 if TYPE_CHECKING:
     from headway.mock_server.stream import Stream
 
-SO_TIMESTAMPNS = 35  # Linux; the socket module does not name it
 READ_BYTES = 256 * 1024
 MOST_BODY_BYTES = 64 * 1024 * 1024
 MOST_PIPELINED = 64
 NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
-_STAMP = struct.Struct("@ll")
 _RESET = struct.pack("ii", 1, 0)
 
 
@@ -53,6 +52,7 @@ class Connection:
         "_body_bytes",
         "_parser",
         "_stamp_s",
+        "_stamps",
         "_url",
         "accepted_s",
         "busy",
@@ -66,7 +66,9 @@ class Connection:
         "waiting",
     )
 
-    def __init__(self, sock: socket.socket, number: int, accepted_s: float) -> None:
+    def __init__(
+        self, sock: socket.socket, number: int, accepted_s: float, stamps: KernelStamps
+    ) -> None:
         self.sock = sock
         self.send: Callable[[bytes], int] = sock.send
         self.number = number
@@ -78,6 +80,7 @@ class Connection:
         self.then: Callable[[float], None] | None = None
         self.waiting: deque[HttpRequest] = deque()
         self._parser = httptools.HttpRequestParser(self)
+        self._stamps = stamps
         self._stamp_s: float | None = None
         self.on_message_begin()
 
@@ -98,16 +101,8 @@ class Connection:
     def _receive(self) -> bytes:
         if isinstance(self.sock, ssl.SSLSocket):
             return self.sock.recv(READ_BYTES)
-        data, controls, _, _ = self.sock.recvmsg(READ_BYTES, socket.CMSG_SPACE(_STAMP.size))
-        self._stamp_s = None
-        for level, kind, value in controls:
-            if level == socket.SOL_SOCKET and kind == SO_TIMESTAMPNS:
-                seconds, nanoseconds = _STAMP.unpack(value[: _STAMP.size])
-                # The kernel stamps in wall time. In this order what time passes between the two
-                # readings makes the stamp earlier, never later than it was.
-                now_ns, wall_ns = time.monotonic_ns(), time.time_ns()
-                stamp_ns = seconds * 1_000_000_000 + nanoseconds
-                self._stamp_s = (now_ns - (wall_ns - stamp_ns)) / 1e9
+        data, ancillary, _, _ = self.sock.recvmsg(READ_BYTES, ANCILLARY_BYTES)
+        self._stamp_s = self._stamps.arrival_s(ancillary)
         return data
 
     def _feed(self, data: bytes) -> None:

@@ -15,9 +15,10 @@ from collections.abc import Callable
 from heapq import heappop, heappush, heapreplace
 from typing import Protocol
 
-from headway.mock_server.connection import NOT_NOW, SO_TIMESTAMPNS, BadRequest, Connection
+from headway.mock_server.connection import NOT_NOW, BadRequest, Connection
 from headway.mock_server.stream import Stream
-from headway.mock_server.timer import Timer
+from headway.stamps import KernelStamps, ask
+from headway.timer import Timer
 
 # So close before a due time the loop looks again and again: waking up takes about as long.
 SPIN_S = 50e-6
@@ -57,10 +58,10 @@ class Loop:
         self._tls = tls
         self._listener = listener
         listener.setblocking(False)
-        # What is accepted inherits both. The kernel starts to stamp some time after the first
-        # socket asked for it, so it is asked before anybody connects.
+        # What is accepted inherits both.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        listener.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+        ask(listener)
+        self._stamps = KernelStamps()
         self._timer = Timer()
         self._epoll = select.epoll()
         self._epoll.register(listener, select.EPOLLIN)
@@ -152,6 +153,7 @@ class Loop:
             self._handler.done(stream)
 
     def _accept(self) -> None:
+        self._stamps.look()
         for _ in range(MOST_ACCEPTS):
             try:
                 sock, _ = self._listener.accept()
@@ -162,7 +164,9 @@ class Loop:
             if self._tls is not None:
                 sock = self._tls.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
             self._accepted += 1
-            self._connections[sock.fileno()] = Connection(sock, self._accepted, accepted_s)
+            self._connections[sock.fileno()] = Connection(
+                sock, self._accepted, accepted_s, self._stamps
+            )
             self._epoll.register(sock, select.EPOLLIN)
 
     def _ready(self, connection: Connection, events: int) -> None:

@@ -14,8 +14,8 @@ from collections.abc import Callable
 import httptools
 
 from headway.core import RequestError
+from headway.stamps import ANCILLARY_BYTES, KernelStamps
 from headway.transport.exchange import Exchange
-from headway.transport.stamps import ANCILLARY_BYTES, KernelStamps
 from headway.transport.tls import Tls, TlsFailure
 
 READ_BYTES = 1 << 18

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from headway.core import RequestError
+from headway.stamps import KernelStamps, ask
 from headway.transport.connection import READ_BYTES, Connection
 from headway.transport.exchange import Exchange
-from headway.transport.stamps import KernelStamps, ask
 from headway.transport.target import Target
 from headway.transport.tls import Tls
 

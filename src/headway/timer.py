@@ -1,9 +1,12 @@
-"""A timer that epoll waits for: its own time-outs are whole milliseconds, rounded up."""
+"""A timer that a loop waits for as for a socket: loops' own are whole milliseconds, rounded up."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import errno
 import os
+import sys
 import time
 
 _ABSOLUTE = 1  # TFD_TIMER_ABSTIME
@@ -12,12 +15,15 @@ _Spec = ctypes.c_long * 4  # interval, then value: seconds and nanoseconds each
 
 
 class Timer:
-    """A Linux timerfd on the monotonic clock.
+    """A Linux timerfd on the monotonic clock; raises OSError where the system has none.
 
-    Register `fd` edge-triggered: setting it again forgets the last expiry, so it is never read.
+    `fd` is readable once it has expired, until it is set again or `read`.
     """
 
     def __init__(self) -> None:
+        if sys.platform != "linux":
+            raise OSError(errno.ENOSYS, "there is no timerfd")
+        # Python knows it from 3.13 on.
         self.fd: int = _LIBC.timerfd_create(time.CLOCK_MONOTONIC, os.O_CLOEXEC | os.O_NONBLOCK)
         if self.fd < 0:
             raise OSError(ctypes.get_errno(), "there is no timerfd")
@@ -29,6 +35,11 @@ class Timer:
         self._spec[2], self._spec[3] = seconds, int((at_s - seconds) * 1e9)
         if _LIBC.timerfd_settime(self.fd, _ABSOLUTE, ctypes.byref(self._spec), None) < 0:
             raise OSError(ctypes.get_errno(), f"the timer cannot be set to {at_s} s")
+
+    def read(self) -> None:
+        """Forget that it has expired, if it has."""
+        with contextlib.suppress(BlockingIOError):
+            os.read(self.fd, 8)
 
     def close(self) -> None:
         """Give the descriptor back."""

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headway import loadgen, transport
-from headway.core import Capabilities, Level, Request, RequestError, RequestRecord
+from headway.core import Level, Request, RequestError, RequestRecord
 from headway.loadgen import workers
 from headway.transport import Target
 
@@ -26,8 +26,8 @@ ANYWHERE = Target("127.0.0.1", 1)
 
 def share(level: Level, offsets_s=(), target: Target = ANYWHERE, tokens: int = 2) -> loadgen.Share:
     asked = [Request(i, (10 + i, 11), tokens) for i in range(level.num_requests)]
-    payloads = [loadgen.payload(one, "m", target, Capabilities()) for one in asked]
-    return loadgen.Share(target, tuple(payloads), tuple(asked), level, tuple(offsets_s), 10.0, 30.0)
+    recipient = loadgen.Recipient(target, "m")
+    return loadgen.Share(recipient, tuple(asked), level, tuple(offsets_s), 10.0, 30.0)
 
 
 def closed(slots: int, n: int) -> Level:
@@ -45,10 +45,8 @@ def test_the_parts_of_a_closed_loop_are_the_whole(slots, n, count):
     assert sorted(at_s for part in parts for at_s in part.offsets_s) == list(begins)
     assert Counter(one for part in parts for one in part.requests) == Counter(whole.requests)
     for part in parts:
-        assert part.level.num_requests == len(part.requests) == len(part.payloads)
+        assert part.level.num_requests == len(part.requests)
         assert part.level.concurrency == len(part.offsets_s)
-        for data, one in zip(part.payloads, part.requests, strict=True):
-            assert data == whole.payloads[one.index]
 
 
 @settings(max_examples=100, deadline=None)

@@ -240,9 +240,9 @@ def test_the_client_knows_its_own_lag_when_the_run_returns():
     async def run():
         transport = virtual.MemoryTransport(FakePlan(), asyncio.get_running_loop().time)
         asked = virtual.requests(3)
-        payloads = [loadgen.payload(one, "m", virtual.TARGET, Capabilities()) for one in asked]
+        payloads = [loadgen.payload(one, virtual.RECIPIENT) for one in asked]
         driven = await loadgen.drive(
-            payloads, virtual.closed(1, 3), (), transport, clock=transport.clock
+            loadgen.singles(payloads), virtual.closed(1, 3), (), transport, clock=transport.clock
         )
         return dict(driven.client)  # at once: nothing is filled in later
 
@@ -279,7 +279,7 @@ def test_a_blocked_event_loop_shows_as_lag():
     ],
 )
 def test_only_fields_that_the_endpoint_understands_are_sent(can, present, absent):
-    raw = loadgen.payload(Request(0, (5, 6), 7), "m", Target("h", 1), can)
+    raw = loadgen.payload(Request(0, (5, 6), 7), loadgen.Recipient(Target("h", 1), "m", can))
     head, _, body = raw.partition(b"\r\n\r\n")
     fields = json.loads(body)
     assert head.startswith(b"POST /v1/completions HTTP/1.1\r\n")
@@ -292,7 +292,7 @@ def test_only_fields_that_the_endpoint_understands_are_sent(can, present, absent
 
 def test_what_a_request_asks_for_is_sent():
     request = Request(0, (5,), 7, ignore_eos=False, temperature=0.5, top_p=0.9, seed=11)
-    raw = loadgen.payload(request, "m", Target("h", 1, "/api"), Capabilities(), "key")
+    raw = loadgen.payload(request, loadgen.Recipient(Target("h", 1, "/api"), "m", api_key="key"))
     head, _, body = raw.partition(b"\r\n\r\n")
     fields = json.loads(body)
     assert head.startswith(b"POST /api/v1/completions HTTP/1.1\r\n")

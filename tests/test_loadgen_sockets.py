@@ -28,9 +28,9 @@ def measure(script, asked, level, *, can=None, idle_timeout_s=10.0, **options) -
         async with wire.serving(script) as port:
             target = Target("127.0.0.1", port)
             capabilities = can or Capabilities()
-            payloads = [loadgen.payload(one, "m", target, capabilities) for one in asked]
+            talks = loadgen.conversations(asked, loadgen.Recipient(target, "m", capabilities))
             transport = HttpTransport(target, idle_timeout_s=idle_timeout_s)
-            return await loadgen.drive(payloads, level, (), transport, **options)
+            return await loadgen.drive(talks, level, (), transport, **options)
 
     driven = asyncio.run(run())
     return Run(

@@ -196,6 +196,10 @@ CHANGED = {
     "temperature": 0.5,
     "top_p": 0.9,
     "seed": 3,
+    "session": 1,
+    "turn": 1,
+    "body": "{}",
+    "endpoint": "/v1/chat/completions",
 }
 
 

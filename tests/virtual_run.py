@@ -7,13 +7,13 @@ import json
 from collections.abc import Callable, Sequence
 
 from headway import loadgen
-from headway.core import Capabilities, Case, Level, Request, Run
+from headway.core import Case, Level, Request, Run
 from headway.engines.contract import Departure, Submission
 from headway.engines.fake import FakeBackend, FakePlan
 from headway.engines.virtual_time import run_virtual
 from headway.transport import Exchange, Target
 
-TARGET = Target("fake", 80)
+RECIPIENT = loadgen.Recipient(Target("fake", 80), "fake")
 
 
 class MemoryTransport:
@@ -104,6 +104,7 @@ def drive(
     offsets_s: Sequence[float] = (),
     *,
     begin_s: float = 0.0,
+    think_s: float = 0.0,
     wrap: Callable[[MemoryTransport], object] = lambda one: one,
     **options: object,
 ) -> tuple[loadgen.Drive, MemoryTransport]:
@@ -113,9 +114,9 @@ def drive(
         clock = asyncio.get_running_loop().time
         await asyncio.sleep(begin_s)
         transport = MemoryTransport(plan, clock)
-        payloads = [loadgen.payload(one, "fake", TARGET, Capabilities()) for one in asked]
+        talks = loadgen.conversations(asked, RECIPIENT, think_s)
         driven = await loadgen.drive(
-            payloads, level, offsets_s, wrap(transport), clock=clock, **options
+            talks, level, offsets_s, wrap(transport), clock=clock, **options
         )
         return driven, transport
 

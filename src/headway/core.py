@@ -19,15 +19,25 @@ EventKind = Literal["content", "reasoning", "tool", "hidden"]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request as the workload made it, before anything was sent."""
+    """One request as the workload made it, before anything was sent.
+
+    Of a conversation (`session`, from turn 0 on) the prompt holds a turn's own ids only: what was
+    said before stands in front of them as soon as it is known. With a `body` (an OpenAI request as
+    JSON) that is what is sent, and the fields only repeat what it says: ids are not known then,
+    and `max_tokens` is None where it sets no limit.
+    """
 
     index: int
     prompt_token_ids: tuple[int, ...]
-    max_tokens: int
+    max_tokens: int | None
     ignore_eos: bool = True
     temperature: float = 0.0
     top_p: float = 1.0
     seed: int | None = None
+    session: int | None = None
+    turn: int = 0
+    body: str | None = None
+    endpoint: str = "/v1/completions"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +77,9 @@ class RequestRecord:
 
     `due_s` is when the schedule asked for it (open loop) or when its slot became free (closed
     loop); `sent_s` is when its first byte left (None: never sent); `ended_s` is when the response
-    ended or failed (None: still in flight when the Run was closed). `asked_prompt_tokens` is 0 for
-    a prompt that was sent as text.
+    ended or failed (None: still in flight when the Run was closed). `connect_s` is how long it took
+    to connect for it, before it was sent (None: a connection was there). `asked_prompt_tokens` is 0
+    for a prompt that was sent as text, `asked_tokens` None where no limit was set.
     """
 
     index: int
@@ -76,7 +87,7 @@ class RequestRecord:
     sent_s: float | None
     ended_s: float | None
     events: tuple[TokenEvent, ...] = ()
-    asked_tokens: int = 0
+    asked_tokens: int | None = 0
     asked_prompt_tokens: int = 0
     ignore_eos: bool = True
     prompt_tokens: int | None = None
@@ -85,6 +96,7 @@ class RequestRecord:
     engine_arrived_s: float | None = None
     error: RequestError | None = None
     warnings: tuple[str, ...] = ()
+    connect_s: float | None = None
 
     @property
     def completed(self) -> bool:

@@ -11,11 +11,12 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from headway.core import Case, Request, RequestRecord, Run, Verification
 from headway.results import Generated, Results
-from headway.workload import Vocabulary, make_requests, pair_key
+from headway.suite.bodies import requests_in
+from headway.workload import Vocabulary, continued, make_requests, pair_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,9 @@ def tolerance_of(results: Results, instance: str) -> Tolerance:
 def requests_for(results: Results, case: Case, n: int, launch: int) -> tuple[Request, ...]:
     """Return the first n requests of a case in a launch: prompts are made anew, never stored."""
     workload = results.suite.workload(case.workload)
+    if workload.prompts.bodies is not None:
+        held = requests_in(workload.prompts.bodies)
+        return tuple(replace(held[k % len(held)], index=k) for k in range(n))
     # Fewer are a prefix of more, so that all levels share what is made here.
     most = max(n, *(level.num_requests for level in workload.levels))
     vocabulary = _vocabulary(results, case.model)
@@ -101,12 +105,14 @@ def requests_of(results: Results, run: Run) -> tuple[Request, ...]:
     return requests_for(results, run.case, run.level.num_requests, run.launch)
 
 
-def why_sampled(results: Results, case: Case) -> str | None:
-    """Say why a case's outputs are not verified, where they are sampled; None where they are not.
+def why_unverified(results: Results, case: Case) -> str | None:
+    """Say why a case's outputs are not verified; None where they are.
 
     A sampled token is right at any rank: only its distribution could be, which takes other means.
     """
     prompts = results.suite.workload(case.workload).prompts
+    if prompts.bodies is not None:
+        return "prompts are a user's own requests: which tokens they became is not known"
     if prompts.greedy:
         return None
     how = f"temperature {prompts.temperature:g}, top_p {prompts.top_p:g}"
@@ -139,13 +145,19 @@ def _answers(results: Results, model: str) -> Iterator[tuple[tuple[int, ...], tu
         if results.suite.instance(launch.instance).model_name == model:
             yield launch_prompt(results, model), launch.first_output
     for run in results.runs:
-        if run.case.model == model and why_sampled(results, run.case) is None:
+        if run.case.model == model and why_unverified(results, run.case) is None:
             for request, record in _completed(results, run):
                 yield request.prompt_token_ids, record.output_token_ids or ()
 
 
 def _completed(results: Results, run: Run) -> Iterator[tuple[Request, RequestRecord]]:
-    for request, record in zip(requests_of(results, run), run.records, strict=False):
+    """Yield the requests that were answered, with all that their conversations had said."""
+    before: tuple[Request, RequestRecord] | None = None
+    for own, record in zip(requests_of(results, run), run.records, strict=False):
+        request = own
+        if own.turn and before is not None:
+            request = continued(own, before[0], before[1].output_token_ids or ())
+        before = request, record
         if record.completed:
             yield request, record
 

@@ -245,11 +245,12 @@ def token_accuracy(run: Run) -> float | None:
 def token_problems(record: RequestRecord) -> list[str]:
     """Name every way in which counts disagree: asked, usage, ids. What is not counted is wrong."""
     problems = []
-    ids, usage, asked = record.output_token_ids, record.completion_tokens, record.asked_tokens
+    ids, usage, limit = record.output_token_ids, record.completion_tokens, record.asked_tokens
     if ids is not None and usage is not None and len(ids) != usage:
         problems.append(f"usage says {usage} tokens, {len(ids)} ids came")
     count = output_tokens(record)
-    if count is None:
+    asked = count if limit is None else limit
+    if count is None or asked is None:
         problems.append("neither ids nor usage say how many tokens came")
     elif count > asked:
         problems.append(f"{count} tokens came, at most {asked} were asked for")

@@ -198,7 +198,7 @@ def applies(suite: Suite, case: Case, metric: Metric) -> bool:
     """
     level = suite.level(case)
     prompts = suite.workload(case.workload).prompts
-    one_token = all(output == 1 for _, output in extremes(prompts, 1))
+    one_token = {output for _, output in extremes(prompts, 1)} == {1}
     return (
         (level.closed or not metric.closed_loop_only)
         and not (one_token and metric.further_tokens_only)
@@ -215,7 +215,8 @@ def check_context(suite: Suite, models: Mapping[str, ModelFacts]) -> None:
         facts = models.get(instance.model_name)
         most = facts.context_length if facts is not None else None
         for workload in suite.workloads:
-            prompt, output = max(extremes(workload.prompts, 1), key=sum)
+            pairs = extremes(workload.prompts, 1)
+            prompt, output = max(pairs, key=sum, default=(0, 0))
             if most is not None and prompt + output > most:
                 raise SuiteError(
                     f"{suite.path}: workload.{workload.name} has {prompt} prompt and {output} "

@@ -12,8 +12,8 @@ import bisect
 import hashlib
 import json
 import random
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 from headway import lengths
@@ -23,6 +23,7 @@ from headway.lengths import Length, Part, Trace
 Maker = Callable[[random.Random, int], list[int]]
 PromptKind = Literal["uniform", "recall"]
 MIN_RECALL_TOKENS = 12
+LATER_FIELDS = frozenset(("session", "turn", "body", "endpoint"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,15 @@ class Prefix:
 
 
 @dataclass(frozen=True, slots=True)
+class Bodies:
+    """A file of OpenAI requests that are sent as they are; what it held when it was read."""
+
+    path: str
+    sha256: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class Prompts:
     """The shape of a workload's requests.
 
@@ -61,7 +71,10 @@ class Prompts:
 
     Lengths follow one law for prompts and one for outputs, or a mixture of such pairs (`mix`), or
     what was recorded (`trace`, over and over); where `mix` or `trace` says them, the two laws are
-    None. With a temperature above 0 outputs are sampled, each request with a seed of its own.
+    None. With more than one of `turns`, so many requests in a row are a conversation, whose next
+    turn is due `think_s` after an answer; lengths are of a turn's own ids. With `bodies` requests
+    are a user's own, and nothing here is drawn. With a temperature above 0 outputs are sampled,
+    each request with a seed of its own.
     """
 
     name: str
@@ -74,6 +87,9 @@ class Prompts:
     mix: tuple[Part, ...] = ()
     trace: Trace | None = None
     prefix: Prefix | None = None
+    turns: int = 1
+    think_s: float = 0.0
+    bodies: Bodies | None = None
 
     @property
     def greedy(self) -> bool:
@@ -92,7 +108,8 @@ def make_requests(
     for index, (prompt_tokens, output_tokens) in enumerate(lengths_of(prompts, n, seed)):
         place = f"{prompts.name}/{seed}/{launch}/{index}"
         group = groups[index]
-        begins = () if group is None else prefixes[group]
+        later = index % prompts.turns  # a turn begins with what was said before it
+        begins = () if group is None or later else prefixes[group]
         own = make(random.Random(f"workload/{place}"), prompt_tokens)
         requests.append(
             Request(
@@ -103,9 +120,17 @@ def make_requests(
                 temperature=prompts.temperature,
                 top_p=prompts.top_p,
                 seed=None if prompts.greedy else _sampling_seed(place),
+                session=index // prompts.turns if prompts.turns > 1 else None,
+                turn=later,
             )
         )
     return tuple(requests)
+
+
+def continued(request: Request, before: Request, output: Sequence[int]) -> Request:
+    """Return a turn's request as it is sent: what was asked and answered before, then its own."""
+    said = (*before.prompt_token_ids, *output, *request.prompt_token_ids)
+    return replace(request, prompt_token_ids=said)
 
 
 def _sampling_seed(place: str) -> int:
@@ -137,18 +162,22 @@ def parts_of(prompts: Prompts) -> tuple[Part, ...]:
 
 
 def extremes(prompts: Prompts, end: int) -> list[tuple[int, int]]:
-    """Return the lower (0) or upper (1) bounds of (prompt, output) lengths, prefix included.
+    """Return the lower (0) or upper (1) bounds of (prompt, output) lengths as they are sent.
 
-    One pair for each part of a mixture, or each recorded request.
+    With prefix, and with what a conversation has said at its longest. One pair for each part of a
+    mixture, or each recorded request; none where requests are a user's own.
     """
     prefix = prompts.prefix
     more = 0 if prefix is None or (end == 0 and prefix.share < 1) else prefix.tokens
+    if prompts.bodies is not None:
+        return []
     pairs = (
         list(zip(prompts.trace.prompt_tokens, prompts.trace.output_tokens, strict=True))
         if prompts.trace is not None
         else lengths.pairs_at(parts_of(prompts), end)
     )
-    return [(prompt + more, output) for prompt, output in pairs]
+    before = (prompts.turns - 1) * max(sum(pair) for pair in pairs) if end else 0
+    return [(prompt + more + before, output) for prompt, output in pairs]
 
 
 def prefix_groups(prefix: Prefix | None, name: str, n: int, seed: int) -> tuple[int | None, ...]:
@@ -188,7 +217,7 @@ def expected_hit_rate(requests: Sequence[Request], block_tokens: int = 1) -> flo
     """
     seen: list[tuple[int, ...]] = []
     found = total = 0
-    for request in requests:
+    for request in _with_answers(requests):
         prompt = request.prompt_token_ids
         # In lexicographic order the longest common beginning is with a neighbour.
         place = bisect.bisect_left(seen, prompt)
@@ -198,6 +227,18 @@ def expected_hit_rate(requests: Sequence[Request], block_tokens: int = 1) -> flo
         total += len(prompt)
         seen.insert(place, prompt)
     return found / total if total else None
+
+
+def _with_answers(requests: Sequence[Request]) -> Iterator[Request]:
+    """Yield requests as they are sent; an answer is as long as was asked, of ids of its own."""
+    before: Request | None = None
+    for own in requests:
+        request = own
+        if own.turn and before is not None:
+            answer = range(-1, -1 - (before.max_tokens or 0), -1)
+            request = continued(own, before, [k - before.index * 10**6 for k in answer])
+        yield request
+        before = request
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:
@@ -281,9 +322,15 @@ def _filler_runs(draw: random.Random, budget: int, most: int) -> list[int]:
 
 def workload_hash(requests: Sequence[Request]) -> str:
     """Return a short name of the requests: two Runs with the same one sent the same bytes."""
-    digest, names = hashlib.sha256(), [field.name for field in fields(Request)]
+    digest = hashlib.sha256()
     for request in requests:
-        digest.update(json.dumps([getattr(request, name) for name in names]).encode())
+        # What came later is named only where a request has it: old names stay what they are.
+        said = [
+            getattr(request, f.name)
+            for f in fields(Request)
+            if f.name not in LATER_FIELDS or getattr(request, f.name) != f.default
+        ]
+        digest.update(json.dumps(said).encode())
     return digest.hexdigest()[:16]
 
 

@@ -8,12 +8,14 @@ the last response has ended.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from headway.core import Level, RequestError
+from headway.loadgen.conversation import Conversation
 from headway.loadgen.pacing import pacer
 from headway.loadgen.spool import SPILL_BYTES, Spool
 from headway.loadgen.watch import watching
@@ -25,8 +27,9 @@ Begin = Callable[[], Awaitable[float]]
 
 @dataclass(slots=True)
 class Sent:
-    """One request's wire life, with the time at which it was due."""
+    """The wire life of request number `place`, with the time at which it was due."""
 
+    place: int
     due_s: float
     exchange: Exchange
 
@@ -47,7 +50,7 @@ class Drive:
 
 
 async def drive(
-    payloads: Sequence[bytes],
+    talks: Sequence[Conversation],
     level: Level,
     offsets_s: Sequence[float],
     transport: Transport,
@@ -58,17 +61,19 @@ async def drive(
     progress: Progress = lambda _: None,
     begin: Begin | None = None,
 ) -> Drive:
-    """Send every payload as the level says; what is unfinished after `timeout_s` is cut off.
+    """Hold every conversation as the level says; what is unfinished after `timeout_s` is cut off.
 
-    `offsets_s` says when each request is due in open loop, and when each slot begins in closed
-    loop (empty: all at once). The clock starts when everything is ready: `begin`, if there is one,
-    is told so, and returns the time at which it starts. Answers beyond `spill_bytes` are kept in
-    a file until they are parsed.
+    `offsets_s` says when each request is due in open loop (of a conversation, its first one), and
+    when each slot begins in closed loop (empty: all at once). The clock starts when everything is
+    ready: `begin`, if there is one, is told so, and returns the time at which it starts. Answers
+    beyond `spill_bytes` are kept in a file until they are parsed.
     """
     result = Drive(level, offsets_s)
-    sending = _Sending(payloads, transport, result, clock, progress, Spool(spill_bytes))
+    # What each begins with is made before the clock starts; what follows depends on an answer.
+    begun = [(talk, next(talk.turns)) for talk in talks]
+    sending = _Sending(begun, transport, result, clock, progress, Spool(spill_bytes))
     try:
-        await transport.open(_connections(level, len(payloads), offsets_s))
+        await transport.open(_connections(level, len(talks), offsets_s))
         start_s = None if begin is None else await begin()
         async with watching(clock) as watch:
             result.start_s = clock() if start_s is None else start_s
@@ -103,7 +108,7 @@ def _cut_off(result: Drive, timeout_s: float) -> None:
 class _Sending:
     """Requests on their way, as tasks of one event loop."""
 
-    payloads: Sequence[bytes]
+    begun: Sequence[tuple[Conversation, bytes]]
     transport: Transport
     result: Drive
     clock: Callable[[], float]
@@ -111,25 +116,25 @@ class _Sending:
     spool: Spool
 
     async def closed(self) -> None:
-        """Let each slot take the next request as soon as its last one has ended."""
-        waiting, level = iter(self.payloads), self.result.level
-        slots = min(level.concurrency or 1, len(self.payloads))
+        """Let each slot begin the next conversation as soon as its last one has ended."""
+        waiting, level = iter(self.begun), self.result.level
+        slots = min(level.concurrency or 1, len(self.begun))
         begins = self.result.offsets_s or (0.0,) * slots
 
         async def slot(due_s: float) -> None:
-            for data in waiting:
-                ended_s = await self._one(data, due_s)
-                due_s = self.clock() if ended_s is None else ended_s
+            for talk, data in waiting:
+                due_s = await self._hold(talk, data, due_s)
 
         async with asyncio.TaskGroup() as group:
             await self._each(begins[:slots], lambda _, at_s: group.create_task(slot(at_s)))
 
     async def open(self) -> None:
-        """Send each request at its own time, whatever became of the others."""
+        """Begin each conversation at its own time, whatever became of the others."""
+        due_s = [self.result.offsets_s[talk.first] for talk, _ in self.begun]
         async with asyncio.TaskGroup() as group:
             await self._each(
-                self.result.offsets_s,
-                lambda place, at_s: group.create_task(self._one(self.payloads[place], at_s)),
+                due_s,
+                lambda number, at_s: group.create_task(self._hold(*self.begun[number], at_s)),
             )
 
     async def _each(
@@ -137,21 +142,39 @@ class _Sending:
     ) -> None:
         """Begin something at each of some times."""
         with pacer(self.clock) as pace:
-            for place, offset_s in enumerate(offsets_s):
+            for number, offset_s in enumerate(offsets_s):
                 at_s = self.result.start_s + offset_s
                 await pace.until(at_s)
-                begin(place, at_s)
+                begin(number, at_s)
 
-    async def _one(self, data: bytes, due_s: float) -> float | None:
+    async def _hold(self, talk: Conversation, data: bytes, due_s: float) -> float:
+        """Hold a conversation to its end; returns when its slot is free again."""
+        for place in itertools.count(talk.first):
+            sent = Sent(place, due_s, Exchange())
+            due_s = await self._one(data, sent) + talk.think_s
+            try:
+                data = talk.turns.send(sent.exchange)
+            except StopIteration:
+                self.spool.keep(sent.exchange.body)
+                return due_s - talk.think_s
+            self.spool.keep(sent.exchange.body)
+            await self._until(due_s)
+        raise AssertionError("a conversation has an end")
+
+    async def _until(self, due_s: float) -> None:
+        """Think: a turn has no schedule to keep that its loop's own timers would miss by much."""
+        while (left_s := due_s - self.clock()) > 0:
+            await asyncio.sleep(left_s)
+
+    async def _one(self, data: bytes, sent: Sent) -> float:
         """Send one request and wait for its end; returns when that was."""
-        exchange = Exchange()
-        self.result.sent.append(Sent(due_s, exchange))
+        self.result.sent.append(sent)
+        exchange = sent.exchange
         try:
             await self.transport.send(data, exchange)
         except Exception as error:  # noqa: BLE001 - where any failure becomes a record
             text = f"{type(error).__name__}: {error}"
             exchange.error = RequestError("client_error", text, "client")
             exchange.ended_s = self.clock()
-        self.spool.keep(exchange.body)
         self.progress(1)
-        return exchange.ended_s
+        return self.clock() if exchange.ended_s is None else exchange.ended_s

@@ -2,16 +2,38 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
 from headway.core import Capabilities, Request
 from headway.transport import Target
 
 
-def payload(
-    request: Request, model: str, target: Target, can: Capabilities, api_key: str | None = None
-) -> bytes:
-    """Serialize a request for `/v1/completions`, with the fields that the endpoint understands."""
-    body: dict[str, object] = {
-        "model": model,
+@dataclass(frozen=True, slots=True)
+class Recipient:
+    """Whom requests are written for: where it is, what it calls its model, what it understands."""
+
+    target: Target
+    model: str
+    can: Capabilities = field(default_factory=Capabilities)
+    api_key: str | None = None
+
+
+def payload(request: Request, recipient: Recipient) -> bytes:
+    """Serialize a request."""
+    body = _body(request, recipient) if request.body is None else _given(request, recipient)
+    if recipient.can.usage_in_stream:
+        body.setdefault("stream_options", {"include_usage": True})
+    key = recipient.api_key
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    return recipient.target.post(request.endpoint, body, headers)
+
+
+def _body(request: Request, recipient: Recipient) -> dict[str, Any]:
+    can = recipient.can
+    body: dict[str, Any] = {
+        "model": recipient.model,
         "prompt": list(request.prompt_token_ids),
         "max_tokens": request.max_tokens,
         "temperature": request.temperature,
@@ -24,7 +46,18 @@ def payload(
         body["return_token_ids"] = True
     if request.ignore_eos and can.ignore_eos != "none":
         body["ignore_eos"] = True
-    if can.usage_in_stream:
-        body["stream_options"] = {"include_usage": True}
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    return target.post("/v1/completions", body, headers)
+    return body
+
+
+def _given(request: Request, recipient: Recipient) -> dict[str, Any]:
+    """Return a request of the user's own: it is streamed, and the rest is as it was written.
+
+    A model that it names stays: it may be an adapter of the one that is served.
+    """
+    assert request.body is not None
+    body: dict[str, Any] = json.loads(request.body)
+    body.setdefault("model", recipient.model)
+    if request.max_tokens is not None:
+        short = "max_completion_tokens" not in body
+        body["max_tokens" if short else "max_completion_tokens"] = request.max_tokens
+    return body | {"stream": True}

@@ -4,28 +4,48 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from headway import sse
 from headway.core import Request, RequestError, RequestRecord, TokenEvent
 from headway.loadgen.drive import Drive, Sent
 from headway.transport import Exchange
+from headway.workload import continued
+
+TIME_WAS_OVER = "the level's time was over before this request was due"
+NO_IDS = "the answer before it came without token ids, which the next turn begins with"
 
 
 def records(driven: Drive, requests: Sequence[Request]) -> tuple[RequestRecord, ...]:
-    """Parse what came back, in the order of the requests; those never reached are `not_sent`."""
-    parsed = [_record(driven.start_s, s, r) for s, r in zip(driven.sent, requests, strict=False)]
-    never = range(len(parsed), len(requests))
-    return (*parsed, *(_not_sent(driven, place, requests[place]) for place in never))
+    """Parse what came back, in the order of the requests; those never reached are `not_sent`.
+
+    What a turn asked for is known once the answers before it are.
+    """
+    sent = {one.place: one for one in driven.sent}
+    found: list[RequestRecord] = []
+    before: tuple[Request, RequestRecord] | None = None
+    for place, own in enumerate(requests):
+        request = own
+        if own.turn and before is not None:
+            request = continued(own, before[0], before[1].output_token_ids or ())
+        if place in sent:
+            found.append(_record(driven.start_s, sent[place], request))
+        elif own.turn and found[-1].error is not None:
+            found.append(_not_sent(driven, place, request, "the turn before it failed"))
+        elif own.turn and found[-1].output_token_ids is None:
+            found.append(_not_sent(driven, place, request, NO_IDS))
+        else:
+            found.append(_not_sent(driven, place, request, TIME_WAS_OVER))
+        before = request, found[-1]
+    return tuple(found)
 
 
-def _not_sent(driven: Drive, place: int, request: Request) -> RequestRecord:
+def _not_sent(driven: Drive, place: int, request: Request, reason: str) -> RequestRecord:
     """In closed loop the engine kept the slots busy; an open schedule was cut off by us."""
-    reason = "the level's time was over before this request was due"
-    if not driven.level.closed:
-        error, due_s = RequestError("not_sent", reason, "client"), driven.offsets_s[place]
-    else:
-        error, due_s = RequestError("not_sent", reason), driven.end_s - driven.start_s
+    first = not driven.level.closed and not request.turn
+    due_s = driven.offsets_s[place] if first else driven.end_s - driven.start_s
+    origin: Literal["client", "engine"] = "client" if first or reason == NO_IDS else "engine"
+    error = RequestError("not_sent", reason, origin)
     return RequestRecord(request.index, due_s, None, None, error=error, **_asked(request))
 
 
@@ -58,6 +78,7 @@ def _record(start_s: float, sent: Sent, request: Request) -> RequestRecord:
         engine_arrived_s=since(stream.engine_arrived_s),
         error=error,
         warnings=warnings,
+        connect_s=exchange.connect_s,
         **_asked(request),
     )
 

@@ -7,22 +7,24 @@ from dataclasses import dataclass, field, replace
 
 from headway.arrivals import deal
 from headway.core import Level, Request, RequestRecord
+from headway.loadgen.conversation import conversations, in_sessions
 from headway.loadgen.drive import Begin, Progress, drive
+from headway.loadgen.payload import Recipient
 from headway.loadgen.records import records
-from headway.transport import HttpTransport, Target
+from headway.transport import HttpTransport
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Requests with their bytes, and when they leave; see `drive` for `offsets_s`."""
+    """Requests, whom they are for, and when they leave; see `drive` for `offsets_s`."""
 
-    target: Target
-    payloads: tuple[bytes, ...]
+    recipient: Recipient
     requests: tuple[Request, ...]
     level: Level
     offsets_s: tuple[float, ...] = ()
     idle_timeout_s: float = 120.0
     timeout_s: float = 3600.0
+    think_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +40,9 @@ async def measure(
     share: Share, progress: Progress = lambda _: None, begin: Begin | None = None
 ) -> Measured:
     """Send a share in this process, and parse what came back."""
-    transport = HttpTransport(share.target, idle_timeout_s=share.idle_timeout_s)
+    transport = HttpTransport(share.recipient.target, idle_timeout_s=share.idle_timeout_s)
     driven = await drive(
-        share.payloads,
+        conversations(share.requests, share.recipient, share.think_s),
         share.level,
         share.offsets_s,
         transport,
@@ -55,33 +57,28 @@ async def measure(
 def split(share: Share, workers: int) -> tuple[Share, ...]:
     """Deal a share out to so many processes, or to as many as there is something for.
 
-    Open loop: every N-th request with its own time, so that together they are the one schedule.
-    Closed loop: every N-th slot, and every N-th request for them to take.
+    Open loop: every N-th conversation with its own time, so that together they are the one
+    schedule. Closed loop: every N-th slot, and every N-th conversation for them to take.
     """
-    slots = share.level.concurrency
-    if slots is None:
-        workers = min(workers, len(share.requests))
-        return tuple(_part(share, n, workers, share.level, share.offsets_s) for n in range(workers))
-    workers = min(workers, slots, len(share.requests))
-    begins = share.offsets_s or (0.0,) * slots
+    slots, talks = share.level.concurrency, in_sessions(share.requests)
+    workers = min(workers, len(talks), *([] if slots is None else [slots]))
     parts = []
     for worker in range(workers):
-        own = deal(begins, worker, workers)
-        parts.append(
-            _part(share, worker, workers, replace(share.level, concurrency=len(own)), begins)
-        )
+        own = [one for talk in deal(talks, worker, workers) for one in talk]
+        if slots is None:
+            level, times = share.level, _of(own, share)
+        else:
+            times = deal(share.offsets_s or (0.0,) * slots, worker, workers)
+            level = replace(share.level, concurrency=len(times))
+        level = replace(level, num_requests=len(own))
+        parts.append(replace(share, requests=tuple(own), level=level, offsets_s=tuple(times)))
     return tuple(parts)
 
 
-def _part(share: Share, worker: int, workers: int, level: Level, times_s: Sequence[float]) -> Share:
-    requests = deal(share.requests, worker, workers)
-    return replace(
-        share,
-        payloads=tuple(deal(share.payloads, worker, workers)),
-        requests=tuple(requests),
-        level=replace(level, num_requests=len(requests)),
-        offsets_s=tuple(deal(times_s, worker, workers)),
-    )
+def _of(requests: Sequence[Request], share: Share) -> Sequence[float]:
+    """Return the times of some of a share's requests."""
+    times_s = dict(zip(share.requests, share.offsets_s, strict=True))
+    return [times_s[one] for one in requests]
 
 
 def merged(parts: Sequence[Measured]) -> Measured:

@@ -172,14 +172,14 @@ class RealEngine:
         Returns how many requests that took, how many seconds, and how many failed.
         """
         together = level.concurrency or 1
-        short = [replace(r, max_tokens=min(WARMUP_TOKENS, r.max_tokens)) for r in requests]
+        short = [_short(request) for request in requests]
         warm = Level("warmup", together, concurrency=together)
         spans: list[float] = []
         failed = 0
         while len(spans) < MAX_WARMUP_WAVES:
             wave = short[len(spans) * together : (len(spans) + 1) * together]
             self.lab.screen.status(f"{self.planned.name} {level.name}: warm-up {len(spans) + 1}")
-            measured = transport.run(loadgen.measure(self._share(wave, warm, ())))
+            measured = transport.run(loadgen.measure(self._share(wave, warm)))
             spans.append(measured.span_s)
             failed += sum(not record.completed for record in measured.records)
             if failed or (
@@ -200,7 +200,9 @@ class RealEngine:
         # In closed loop each slot's first request has a time, the others follow.
         slots_s = arrivals.slot_offsets(level.concurrency or 0, level.fill_s)
         times_s = tuple(slots_s if level.closed else offsets_s)
-        measured = transport.run(self._shown(case, self._share(requests, level, times_s)))
+        think_s = self.lab.suite.workload(case.workload).prompts.think_s
+        share = self._share(requests, level, times_s, think_s)
+        measured = transport.run(self._shown(case, share))
         # After a death, what is left of its processes is not the engine.
         peak = self.endpoint.peak_rss_bytes() if self.serves() else None
         memory = {} if peak is None else {"peak_rss_bytes": float(peak)}
@@ -225,22 +227,21 @@ class RealEngine:
             drawing.cancel()
 
     def _share(
-        self, requests: Sequence[Request], level: Level, times_s: tuple[float, ...]
+        self,
+        requests: Sequence[Request],
+        level: Level,
+        times_s: tuple[float, ...] = (),
+        think_s: float = 0.0,
     ) -> loadgen.Share:
-        endpoint, suite = self.endpoint, self.lab.suite
-        target = Target.parse(endpoint.base_url)
-        payloads = (
-            loadgen.payload(r, endpoint.spec.served_name, target, endpoint.capabilities)
-            for r in requests
-        )
+        suite = self.lab.suite
         return loadgen.Share(
-            target=target,
-            payloads=tuple(payloads),
+            recipient=_recipient(self.endpoint),
             requests=tuple(requests),
             level=level,
             offsets_s=times_s,
             idle_timeout_s=suite.idle_timeout_s,
             timeout_s=suite.level_timeout_s,
+            think_s=think_s,
         )
 
     def step_clock(self) -> float:
@@ -256,17 +257,22 @@ class RealEngine:
         self.endpoint.post("/headway/step", body, self.lab.suite.idle_timeout_s)
 
 
+def _short(request: Request) -> Request:
+    """Return a request that asks for little, and follows no other."""
+    most = WARMUP_TOKENS if request.max_tokens is None else min(WARMUP_TOKENS, request.max_tokens)
+    return replace(request, max_tokens=most, session=None, turn=0)
+
+
+def _recipient(endpoint: Endpoint) -> loadgen.Recipient:
+    target = Target.parse(endpoint.base_url)
+    return loadgen.Recipient(target, endpoint.spec.served_name, endpoint.capabilities)
+
+
 async def _first_output(endpoint: Endpoint, prompt: tuple[int, ...]) -> tuple[int, ...]:
     """Ask for one token: an engine that gives none is not up."""
-    target = Target.parse(endpoint.base_url)
-    http = HttpTransport(target, idle_timeout_s=endpoint.spec.start_timeout_s)
-    exchange = Exchange()
-    await http.send(
-        loadgen.payload(
-            Request(0, prompt, 1), endpoint.spec.served_name, target, endpoint.capabilities
-        ),
-        exchange,
-    )
+    recipient, exchange = _recipient(endpoint), Exchange()
+    http = HttpTransport(recipient.target, idle_timeout_s=endpoint.spec.start_timeout_s)
+    await http.send(loadgen.payload(Request(0, prompt, 1), recipient), exchange)
     await http.close()
     stream = parse(exchange.body)
     if exchange.error is not None or exchange.status != 200 or not stream.events:

@@ -196,16 +196,18 @@ class Night:
                 self.say(f"verified {start + len(batch)} of {len(todo)} outputs of {model}")
             for request in sample:
                 self.say(f"{model}: the reference generates for itself")
-                prompt = request.prompt_token_ids
-                self.add(running.generate(prompt, request.max_tokens, request.ignore_eos))
+                prompt, most = request.prompt_token_ids, request.max_tokens or 1
+                self.add(running.generate(prompt, most, request.ignore_eos))
 
     def _sample(self, model: str) -> list[Request]:
         results = self.results
         runs = (r for r in results.runs if r.case.model == model)
-        run = next((r for r in runs if correctness.why_sampled(results, r.case) is None), None)
+        run = next((r for r in runs if correctness.why_unverified(results, r.case) is None), None)
         if run is None:
             return []
-        return list(correctness.requests_of(self.results, run)[:GENERATED_PER_MODEL])
+        # What a later turn asks for depends on the answers before it.
+        first = [one for one in correctness.requests_of(self.results, run) if not one.turn]
+        return first[:GENERATED_PER_MODEL]
 
     def finish(self) -> None:
         """Mark the night as complete once nothing that was expected is missing."""

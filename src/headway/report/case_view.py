@@ -48,7 +48,7 @@ def _outputs(results: Results, case: Case) -> shape.Outputs | None:
 
     None where outputs are sampled, and so none is right or wrong.
     """
-    if correctness.why_sampled(results, case) is not None:
+    if correctness.why_unverified(results, case) is not None:
         return None
     if case.model not in results.models:
         return shape.Outputs(0, 0)

@@ -13,6 +13,7 @@ from headway.core import Level, Slo, Stage
 from headway.lengths import Trace
 from headway.suite.prompting import PROMPT_KEYS, PromptReader
 from headway.suite.shape import Workload
+from headway.workload import Prompts
 
 # (metric family, percentile) of names such as ttft_p99; metrics.TABLE has the whole list, and the
 # plan checks names against it.
@@ -58,7 +59,7 @@ class LoadReader(PromptReader):
             raise self.fail(where, f"is {table!r}; it must be a table")
         self.known(where, table, _WORKLOAD_KEYS)
         prompts = self.prompts(where, self.name(where, name), table)
-        levels = self._levels(where, table, prompts.trace, given)
+        levels = self._levels(where, table, prompts, given)
         if not levels:
             keys = "concurrency, rate_per_s, ramp, stages, replay"
             raise self.fail(where, f"has none of {keys}: it selects nothing")
@@ -70,9 +71,14 @@ class LoadReader(PromptReader):
         return Workload(prompts, tuple(replace(level, slo=slo) for level in levels))
 
     def _levels(
-        self, where: str, table: Mapping[str, Any], trace: Trace | None, given: Given
+        self, where: str, table: Mapping[str, Any], prompts: Prompts, given: Given
     ) -> list[Level]:
-        asked = self.positive(where, table, "requests", int, None)
+        trace, bodies = prompts.trace, prompts.bodies
+        held = None if bodies is None else bodies.count
+        asked = self.positive(where, table, "requests", int, held)
+        if bodies is not None and asked > bodies.count:
+            message = f"is {asked}; {bodies.path} holds {bodies.count}, and each is sent once"
+            raise self.fail(f"{where}.requests", message)
         fill_s = self.at_least_0(where, table, "fill_s", None)
         for key in ("concurrency", "rate_per_s", "replay_speed"):
             self.numbers(where, table, key)

@@ -17,6 +17,7 @@ from headway.lengths import (
     scaled_part,
     scaled_trace,
 )
+from headway.suite.bodies import read_bodies
 from headway.suite.traces import read_trace
 from headway.tables import Reader
 from headway.workload import MIN_RECALL_TOKENS, Prefix, Prompts, extremes
@@ -24,8 +25,10 @@ from headway.workload import MIN_RECALL_TOKENS, Prefix, Prompts, extremes
 PROMPT_KINDS = ("uniform", "recall")
 PROMPT_KEYS = (
     *("prompts", "prompt_tokens", "output_tokens", "mix", "replay", "scale", "prefix"),
-    *("temperature", "top_p", "ignore_eos"),
+    *("temperature", "top_p", "ignore_eos", "turns", "think_s", "requests_file"),
 )
+# What a file of requests says for itself.
+SAID_BY_BODIES = tuple(key for key in PROMPT_KEYS if key != "requests_file")
 
 
 class PromptReader(Reader):
@@ -33,6 +36,8 @@ class PromptReader(Reader):
 
     def prompts(self, where: str, name: str, table: Mapping[str, Any]) -> Prompts:
         """Read the shape of a workload's requests."""
+        if "requests_file" in table:
+            return self._bodies(where, name, table)
         kind = self.get(where, table, "prompts", str, "uniform")
         self.choice(f"{where}.prompts", kind, PROMPT_KINDS)
         prompts = self._with_lengths(where, table, Prompts(name, None, None, kind=kind))
@@ -47,17 +52,34 @@ class PromptReader(Reader):
             temperature=temperature,
             top_p=top_p,
             prefix=self._prefix(where, table),
+            turns=self.positive(where, table, "turns", int, 1),
+            think_s=self.at_least_0(where, table, "think_s", 0.0),
         )
+        if prompts.think_s and prompts.turns == 1:
+            raise self.fail(f"{where}.think_s", "needs turns: it passes between two of them")
         if kind == "recall":
             shortest = min(prompt for prompt, _ in extremes(prompts, 0))
-            if prompts.prefix is not None:
-                raise self.fail(f"{where}.prefix", "cannot stand before recall prompts")
+            for key, given in (
+                ("prefix", prompts.prefix is not None),
+                ("turns", prompts.turns > 1),
+            ):
+                if given:
+                    raise self.fail(f"{where}.{key}", "cannot stand before recall prompts")
             if shortest < MIN_RECALL_TOKENS:
                 fixed = isinstance(prompts.prompt_tokens, int)
                 message = f"{'is' if fixed else 'has prompts of'} {shortest}; "
                 message += f"recall prompts have at least {MIN_RECALL_TOKENS}"
                 raise self.fail(f"{where}.{'prompt_tokens' if fixed else 'prompts'}", message)
         return prompts
+
+    def _bodies(self, where: str, name: str, table: Mapping[str, Any]) -> Prompts:
+        """Read the name of a file of requests, which say everything of themselves."""
+        for key in SAID_BY_BODIES:
+            if key in table:
+                raise self.fail(f"{where}.{key}", "is for the lines of requests_file to say")
+        file = self.get(where, table, "requests_file", str, "")
+        bodies = read_bodies((Path(self.path).parent / file).absolute())
+        return Prompts(name, None, None, ignore_eos=False, bodies=bodies)
 
     def _with_lengths(self, where: str, table: Mapping[str, Any], prompts: Prompts) -> Prompts:
         """Read the lengths from whichever keys say them."""

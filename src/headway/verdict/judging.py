@@ -128,7 +128,7 @@ def _watched(case: Case, metric: Metric, samples: Sequence[Sample]) -> Finding:
 
 def judge_equality(results: Results, case: Case) -> Judged:
     """Judge a case's outputs against the reference: WRONG, MISSING or PASS; SKIPPED if sampled."""
-    sampled = correctness.why_sampled(results, case)
+    sampled = correctness.why_unverified(results, case)
     if sampled is not None:
         return Judged(case, EQUALITY, (Finding(case, EQUALITY, "correctness", "SKIPPED", sampled),))
     found = correctness.equality(results, case)

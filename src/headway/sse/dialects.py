@@ -40,7 +40,7 @@ def take(draft: Draft, at_s: float, data: bytes) -> None:
     elif body.get("error") is not None:
         fail(draft, "server_error", _error_text(body["error"], data))
     elif body.get("object") == "error" or body.get("type") == "error":
-        # vLLM before 0.10 and the Responses API send an error's fields without a wrapper.
+        # Older vLLM and the Responses API send an error's fields without a wrapper.
         fail(draft, "server_error", _error_text(body, data))
     else:
         _take_body(draft, at_s, body)

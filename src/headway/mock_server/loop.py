@@ -1,6 +1,6 @@
 """The loop: one thread, one epoll, one heap of due times.
 
-A token costs one look at the clock, one `send` and one step of the heap; its bytes were encoded
+A token costs two looks at the clock, one `send` and one step of the heap; its bytes were encoded
 before. When the loop falls behind, it writes as soon as it can, earliest due first.
 """
 
@@ -103,8 +103,7 @@ class Loop:
             if not heap:
                 return
             due_s, number, stream = heap[0]
-            now_s = clock()
-            if due_s > now_s:
+            if due_s > clock():
                 return
             if stream.ended is not None:
                 heappop(heap)
@@ -114,6 +113,7 @@ class Loop:
                 self._handler.cut_off(stream)
                 continue
             data = next(stream.chunks)
+            now_s = clock()
             try:
                 sent = stream.connection.send(data)
             except NOT_NOW:

@@ -273,9 +273,9 @@ def test_a_level_that_is_over_hangs_up_on_what_is_in_flight():
         async with wire.serving(script) as port:
             target = Target("127.0.0.1", port)
             asked = requests(3)
-            payloads = [loadgen.payload(one, "m", target, Capabilities()) for one in asked]
+            talks = loadgen.conversations(asked, loadgen.Recipient(target, "m"))
             driven = await loadgen.drive(
-                payloads, closed(2, 3), (), HttpTransport(target), timeout_s=0.5
+                talks, closed(2, 3), (), HttpTransport(target), timeout_s=0.5
             )
             while len(gone) < 2:
                 await asyncio.sleep(0.005)

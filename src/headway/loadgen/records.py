@@ -85,9 +85,7 @@ def _record(start_s: float, sent: Sent, request: Request) -> RequestRecord:
 
 def _shift(event: TokenEvent, start_s: float) -> TokenEvent:
     engine_at_s = None if event.engine_at_s is None else event.engine_at_s - start_s
-    return TokenEvent(
-        event.at_s - start_s, event.text, event.token_ids, event.num_tokens, engine_at_s
-    )
+    return replace(event, at_s=event.at_s - start_s, engine_at_s=engine_at_s)
 
 
 def _judge(exchange: Exchange, stream: sse.Stream) -> tuple[RequestError | None, tuple[str, ...]]:

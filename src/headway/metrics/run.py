@@ -1,0 +1,159 @@
+"""What each figure of a Run means, and when it is None."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from headway.core import RequestRecord, Run
+from headway.metrics.request import (
+    e2el_s,
+    further_tokens,
+    output_tokens,
+    token_problems,
+    tpot_s,
+    ttft_s,
+)
+
+
+def steady_window(run: Run) -> tuple[float, float] | None:
+    """Return [start, end): from when all slots are busy until the first one runs dry.
+
+    None in open loop, and when fewer than half of the requests ended inside: such a window is
+    mostly edge, and its throughput would be luck.
+    """
+    concurrency = run.level.concurrency
+    sent = sorted(r.sent_s for r in run.records if r.sent_s is not None)
+    ended = sorted(r.ended_s for r in run.records if r.ended_s is not None)
+    if concurrency is None or len(sent) < concurrency or len(ended) < concurrency:
+        return None
+    # A slot may have sent twice before the last one began.
+    start = max(sent[concurrency - 1], run.level.fill_s)
+    # The last C requests hold the last C slots: the first slot is dry when there is no next one.
+    end = ended[len(ended) - concurrency]
+    inside = sum(1 for at in ended if start < at <= end)
+    return (start, end) if end > start and 2 * inside >= len(run.records) else None
+
+
+def tokens_between(records: Sequence[RequestRecord], start: float, end: float) -> int | None:
+    """Count tokens whose event arrived in (start, end]; None when an event has no count."""
+    total = 0
+    for record in records:
+        for event in record.events:
+            if start < event.at_s <= end:
+                if event.num_tokens is None:
+                    return None
+                total += event.num_tokens
+    return total
+
+
+def output_throughput(run: Run) -> float | None:
+    """Closed loop: tokens in the steady window / its length. Open loop: as over the span."""
+    window = steady_window(run)
+    if not run.level.closed:
+        return output_throughput_span(run)
+    if window is None:
+        return None
+    tokens = tokens_between(run.records, *window)
+    return None if not tokens else tokens / (window[1] - window[0])
+
+
+def output_throughput_span(run: Run) -> float | None:
+    """Tokens of all completed requests / (last token event − first due)."""
+    return _per_s(run, output_tokens, lambda r: r.events[-1].at_s) or None
+
+
+def decode_throughput_span(run: Run) -> float | None:
+    """Tokens but for each request's first / (last token event − first due)."""
+    return _per_s(run, _tokens_but_one, lambda r: r.events[-1].at_s) or None
+
+
+def _tokens_but_one(record: RequestRecord) -> int | None:
+    total = output_tokens(record)
+    return None if total is None else max(0, total - 1)
+
+
+def request_throughput(run: Run) -> float | None:
+    """Completed requests / (last completion − first due)."""
+    return _per_s(run, lambda _: 1)
+
+
+def goodput(run: Run) -> float | None:
+    """Requests within every limit of the level's SLO / (last completion − first due)."""
+    return None if run.level.slo is None else _per_s(run, lambda r: int(is_good(r, run)))
+
+
+def token_goodput(run: Run) -> float | None:
+    """Tokens of requests within every limit of the SLO / (last completion − first due)."""
+    tokens = _per_s(run, lambda r: output_tokens(r) if is_good(r, run) else 0)
+    return None if run.level.slo is None else tokens
+
+
+def slo_attainment(run: Run) -> float | None:
+    """Requests within every limit of the level's SLO / requests that were due."""
+    good = sum(is_good(record, run) for record in run.records)
+    return good / len(run.records) if run.level.slo is not None and run.records else None
+
+
+def is_good(record: RequestRecord, run: Run) -> bool:
+    """Whether a request was answered within every limit of its level's SLO; a failed one is not."""
+    slo = run.level.slo
+    return slo is not None and slo.holds(ttft_s(record), tpot_s(record), e2el_s(record))
+
+
+def _per_s(
+    run: Run,
+    amount: Callable[[RequestRecord], int | None],
+    end_s: Callable[[RequestRecord], float] = lambda r: r.ended_s or 0.0,
+) -> float | None:
+    """Sum over completed requests / (latest end − first due); None when an amount is not known."""
+    done = [r for r in run.records if r.completed and r.events]
+    amounts = [amount(r) for r in done]
+    if not done or None in amounts:
+        return None
+    span_s = max(map(end_s, done)) - min(r.due_s for r in run.records)
+    return sum(a or 0 for a in amounts) / span_s if span_s > 0 else None
+
+
+def decode_throughput(run: Run) -> float | None:
+    """Σ tokens after the first event / union of the requests' [first, last event] intervals."""
+    counted = [(further, r) for r in run.records if (further := further_tokens(r)) is not None]
+    length_s = union_length([(r.events[0].at_s, r.events[-1].at_s) for _, r in counted])
+    return sum(further for further, _ in counted) / length_s if length_s > 0 else None
+
+
+def tokens_per_event(run: Run) -> float | None:
+    """Tokens of completed requests / their token events: above 1, an ITL is of several tokens."""
+    done = [r for r in run.records if r.completed and r.events]
+    totals = [output_tokens(r) for r in done]
+    if not done or None in totals:
+        return None
+    return sum(t or 0 for t in totals) / sum(len(r.events) for r in done)
+
+
+def union_length(spans: Sequence[tuple[float, float]]) -> float:
+    """Return the length covered by intervals that may overlap."""
+    covered, reached = 0.0, float("-inf")
+    for start, end in sorted(spans):
+        covered += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return covered
+
+
+def success_rate(run: Run) -> float | None:
+    """Completed / all that were due, sent or not; None without requests."""
+    if not run.records:
+        return None
+    return sum(r.completed for r in run.records) / len(run.records)
+
+
+def token_accuracy(run: Run) -> float | None:
+    """Share of completed requests with exactly the tokens asked for, by ids and by usage."""
+    done = [r for r in run.records if r.completed]
+    if not done:
+        return None
+    return sum(not token_problems(r) for r in done) / len(done)
+
+
+def peak_memory(run: Run) -> float | None:
+    """Peak resident memory of the engine's processes up to the end of this level."""
+    return run.engine.get("peak_rss_bytes")

@@ -16,7 +16,7 @@ INSTRUMENT = ROOT / "src" / "headway"
 LAYERS = [
     {"headway", "core", "codec", "installer", "atomic", "console"},
     {"workload", "arrivals", "stats", "roofline", "fingerprint", "lockfile", "tables"},
-    {"sse", "transport", "suite", "metrics", "engines", "perf_tests", "calibration"},
+    {"sse", "transport", "suite", "metrics", "engines", "perf_tests", "calibration", "mock_server"},
     {"loadgen", "validity", "telemetry", "results", "baseline", "source"},
     {"correctness", "pairs", "history", "decisions"},
     {"verdict", "night"},

@@ -30,6 +30,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from headway import baseline_cli
 
         return baseline_cli.main(words[1:])
+    if words[:1] == ["mock-server"]:
+        from headway.mock_server import command
+
+        return command.main(words[1:])
     arguments, rest = _parser().parse_known_args(words)
     if rest and arguments.command not in (run, ab, judge):
         _parser().error(f"unrecognized arguments: {' '.join(rest)}")
@@ -55,6 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_keeping(add)
     commands.add_parser("baseline", help="What results are compared with; propose, accept, show.")
     commands.add_parser("env", help="The Python environments that engines run in.")
+    commands.add_parser("mock-server", help="A server whose truth is known, for load generators.")
     return parser
 
 

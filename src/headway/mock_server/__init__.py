@@ -1,0 +1,1 @@
+"""An OpenAI-compatible server that computes nothing: the known truth for load generators."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,8 +47,8 @@ class Client:
 
     `command` is run in an empty folder; `read` reads what it left there, and raises OSError,
     ValueError, KeyError or TypeError for a file that is not as expected. `lags`: it says how late
-    requests left in open loop. `itl_of_requests`: its ITL is a mean per request, so its p99 is one of requests, not of
-    gaps.
+    requests left in open loop. `itl_of_requests`: its ITL is a mean per request, so its p99 is one
+    of requests, not of gaps.
     """
 
     name: str

@@ -10,30 +10,13 @@ import itertools
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Protocol
+from typing import Any
 
 from headway import stats
+from headway.mock_server.truth import Record, itl_s, peak_concurrency, ttft_s
 
 # Of all writes in their order, the share at each end that is left to starting up and running dry.
 EDGE = 0.1
-
-
-class Served(Protocol):
-    """One request in the server's log; times are on the server's monotonic clock.
-
-    `accepted_s` is when its connection was accepted, `arrived_s` when its last byte reached the
-    machine (None where the kernel says nothing), `parsed_s` when it was understood, `writes_s` when
-    each chunk with a token was written.
-    """
-
-    @property
-    def accepted_s(self) -> float: ...
-    @property
-    def arrived_s(self) -> float | None: ...
-    @property
-    def parsed_s(self) -> float: ...
-    @property
-    def writes_s(self) -> Sequence[float]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +40,9 @@ class Truth:
     """What the server's log says of a run.
 
     TTFT is first write − request parsed, whoever asked; ITL is between writes of one request,
-    pooled; `itl_of_requests_p99_s` is of its mean in each request. `tokens_per_s` is of the middle 80 % of all writes, `tokens_per_s_span` of everything
-    from the first request to the last write. Before a request is parsed, the server itself delays
+    pooled; `itl_of_requests_p99_s` is of its mean in each request. `tokens_per_s` is of the middle
+    80 % of all writes, of a token each, `tokens_per_s_span` of everything from the first request to
+    the last write. Before a request is parsed, the server itself delays
     it: a connection waits to be accepted, then the request to be read and parsed.
     """
 
@@ -79,24 +63,22 @@ class Truth:
     parse_delay_p99_s: float | None
 
 
-def truth(served: Sequence[Served]) -> Truth | None:
+def truth(served: Sequence[Record]) -> Truth | None:
     """Return the figures of all requests that got a token; None if none did."""
     done = [one for one in served if one.writes_s]
     if not done:
         return None
     writes_s = sorted(itertools.chain.from_iterable(one.writes_s for one in done))
-    ttfts_s = [one.writes_s[0] - one.parsed_s for one in done]
-    itls_s = [b - a for one in done for a, b in itertools.pairwise(one.writes_s)]
-    means_s = [
-        (one.writes_s[-1] - one.writes_s[0]) / (len(one.writes_s) - 1)
-        for one in done
-        if len(one.writes_s) > 1
-    ]
+    ttfts_s = [late_s for late_s in map(ttft_s, done) if late_s is not None]
+    gaps_s = [itl_s(one) for one in done]
+    itls_s = list(itertools.chain.from_iterable(gaps_s))
+    means_s = [statistics.fmean(gaps) for gaps in gaps_s if gaps]
     accept_s, parse_s = delays_s(done)
+    tokens = sum(map(sum, (one.tokens for one in done)))
     start_s = min(one.parsed_s for one in done)
     return Truth(
         requests=len(done),
-        tokens=len(writes_s),
+        tokens=tokens,
         start_s=start_s,
         end_s=writes_s[-1],
         ttft_mean_s=statistics.fmean(ttfts_s),
@@ -104,7 +86,7 @@ def truth(served: Sequence[Served]) -> Truth | None:
         itl_p99_s=stats.percentile(itls_s, 99),
         itl_of_requests_p99_s=stats.percentile(means_s, 99),
         tokens_per_s=middle_rate(writes_s),
-        tokens_per_s_span=_rate(len(writes_s), writes_s[-1] - start_s),
+        tokens_per_s_span=_rate(tokens, writes_s[-1] - start_s),
         peak_concurrency=peak_concurrency(done),
         accept_delay_mean_s=statistics.fmean(accept_s) if accept_s else None,
         accept_delay_p99_s=stats.percentile(accept_s, 99),
@@ -113,8 +95,8 @@ def truth(served: Sequence[Served]) -> Truth | None:
     )
 
 
-def delays_s(served: Sequence[Served]) -> tuple[list[float], list[float]]:
-    """Return how long requests lay unaccepted, then unparsed; those with a kernel stamp only."""
+def delays_s(served: Sequence[Record]) -> tuple[list[float], list[float]]:
+    """Return how long requests lay unaccepted, then unparsed, where the kernel stamped them."""
     stamped = [(one, one.arrived_s) for one in served if one.arrived_s is not None]
     accept = [max(0.0, one.accepted_s - arrived_s) for one, arrived_s in stamped]
     parse = [max(0.0, one.parsed_s - max(arrived_s, one.accepted_s)) for one, arrived_s in stamped]
@@ -126,13 +108,6 @@ def middle_rate(writes_s: Sequence[float]) -> float | None:
     first = int(EDGE * len(writes_s))
     last = len(writes_s) - 1 - first
     return _rate(last - first, writes_s[last] - writes_s[first]) if last > first else None
-
-
-def peak_concurrency(served: Sequence[Served]) -> int:
-    """Return the most requests that were between parsed and written to the end at one moment."""
-    # At equal times an end counts first: such requests follow each other.
-    edges = [(one.parsed_s, 1) for one in served] + [(one.writes_s[-1], -1) for one in served]
-    return max(itertools.accumulate(change for _, change in sorted(edges)), default=0)
 
 
 def _rate(count: int, span_s: float) -> float | None:

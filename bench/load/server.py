@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headway.mock_server import truth
-from load.figures import Served
 from load.processes import RunFailed, last_line, supervised
 
 MODEL = "mock"
@@ -45,6 +44,6 @@ def serving(core: int, folder: Path) -> Iterator[Server]:
         yield Server(json.loads(said.splitlines()[0])["base_url"])
 
 
-def served(folder: Path) -> Sequence[Served]:
+def served(folder: Path) -> Sequence[truth.Record]:
     """Return what the server's log says of every request for tokens."""
     return truth.load(folder / LOG)

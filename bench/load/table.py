@@ -20,7 +20,8 @@ def render(closed: Sequence[Row], opened: Sequence[Row]) -> str:
     console = Console(file=out, width=WIDTH, no_color=True, markup=False, highlight=False)
     if any(row["n"] for row in closed):
         console.print(_closed(closed))
-        console.print(_beside(closed))
+        console.print(_beside(closed, "medians over rounds", TRUE_AND_REPORTED))
+        console.print(_beside(closed, "what the server added before it had parsed", DELAYS))
     if any(row["n"] for row in opened):
         console.print(_opened(opened))
     for row in (*closed, *opened):
@@ -57,39 +58,39 @@ def _closed(rows: Sequence[Row]) -> Table:
             _ranged(row, "cpu_s_per_100k_tokens", _two),
             _rounds(row),
         )
-    table.caption = "* its ITL is a mean per request, and held against that"
-    table.caption_justify = "left"
+    if any(row["itl_of"] == "requests" for row in rows):
+        table.caption = "* its ITL is a mean per request, and held against that"
+        table.caption_justify = "left"
     return table
 
 
-def _beside(rows: Sequence[Row]) -> Table:
-    table = _table("the server's log beside what was reported; ms; medians over rounds")
-    heads = (
-        "streams",
-        "client",
-        "TTFT mean\ntrue",
-        "\nreported",
-        "TTFT p99\ntrue",
-        "\nreported",
-        "ITL p99\ntrue",
-        "\nreported",
-        "accept delay\nmean",
-        "\np99",
-        "parse delay\nmean",
-        "\np99",
-        "requests\nserved",
-        "\nreported",
-        "\nfailed",
-    )
-    _columns(table, heads)
-    times = ("ttft_mean_s", "reported_ttft_mean_s", "ttft_p99_s", "reported_ttft_p99_s")
-    times += ("itl_p99_s", "reported_itl_p99_s", "accept_delay_mean_s", "accept_delay_p99_s")
-    times += ("parse_delay_mean_s", "parse_delay_p99_s")
-    counts = ("requests", "reported_requests", "reported_failures")
+TRUE_AND_REPORTED = {
+    "TTFT mean ms\ntrue": "ttft_mean_s",
+    "\nreported": "reported_ttft_mean_s",
+    "TTFT p99 ms\ntrue": "ttft_p99_s",
+    " \nreported": "reported_ttft_p99_s",
+    "ITL p99 ms\ntrue": "itl_p99_s",
+    "  \nreported": "reported_itl_p99_s",
+    "requests\nserved": "requests",
+    "   \nreported": "reported_requests",
+    "    \nfailed": "reported_failures",
+}
+DELAYS = {
+    "accept delay ms\nmean": "accept_delay_mean_s",
+    "\np99": "accept_delay_p99_s",
+    "parse delay ms\nmean": "parse_delay_mean_s",
+    " \np99": "parse_delay_p99_s",
+}
+
+
+def _beside(rows: Sequence[Row], title: str, columns: Mapping[str, str]) -> Table:
+    table = _table(title)
+    _columns(table, ("streams", "client", *columns))
     for row in _by_load(rows):
         if row["n"]:
-            cells = [_ms(row.get(name)) for name in times]
-            cells += [_count(row.get(name)) for name in counts]
+            cells = [
+                (_ms if name.endswith("_s") else _count)(row.get(name)) for name in columns.values()
+            ]
             table.add_row(str(row["streams"]), row["client"], *cells)
     return table
 

@@ -17,6 +17,7 @@ from headway.mock_server.truth import Record, itl_s, peak_concurrency, ttft_s
 
 # Of all writes in their order, the share at each end that is left to starting up and running dry.
 EDGE = 0.1
+Figures = dict[str, float | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +43,8 @@ class Truth:
     TTFT is first write − request parsed, whoever asked; ITL is between writes of one request,
     pooled; `itl_of_requests_p99_s` is of its mean in each request. `tokens_per_s` is of the middle
     80 % of all writes, of a token each, `tokens_per_s_span` of everything from the first request to
-    the last write. Before a request is parsed, the server itself delays
-    it: a connection waits to be accepted, then the request to be read and parsed.
+    the last write. Before a request is parsed, the server itself delays it: its connection waits to
+    be accepted, then the request to be read and parsed.
     """
 
     requests: int
@@ -114,9 +115,7 @@ def _rate(count: int, span_s: float) -> float | None:
     return count / span_s if span_s > 0 else None
 
 
-def measured(
-    reported: Reported, true: Truth, cpu_s: float, itl_of_requests: bool
-) -> dict[str, float | None]:
+def measured(reported: Reported, true: Truth, cpu_s: float, itl_of_requests: bool) -> Figures:
     """Return one run's figures: what is compared, then what stands beside it.
 
     An error is what the client reports minus the truth; of percentiles, those of the two samples.
@@ -124,7 +123,7 @@ def measured(
     is a mean per request, and is held against that.
     """
     itl_p99_s = true.itl_of_requests_p99_s if itl_of_requests else true.itl_p99_s
-    figures: dict[str, float | None] = {
+    figures: Figures = {
         "tokens_per_s": true.tokens_per_s,
         "ttft_mean_error_s": _minus(reported.ttft_mean_s, true.ttft_mean_s),
         "ttft_p99_error_s": _minus(reported.ttft_p99_s, true.ttft_p99_s),
@@ -155,7 +154,7 @@ COMPARED = (
 
 
 def row(
-    client: str, streams: int, runs: Sequence[dict[str, float | None]], problems: Sequence[str]
+    client: str, streams: int, runs: Sequence[Figures], problems: Sequence[str]
 ) -> dict[str, Any]:
     """Return the medians over rounds of everything measured, with the range of what is compared.
 

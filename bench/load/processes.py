@@ -16,7 +16,7 @@ import numpy as np
 
 from headway.engines import supervise
 
-LOOK_S = 0.1
+LOOK_S = 0.2
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 

@@ -32,7 +32,9 @@ def render(closed: Sequence[Row], opened: Sequence[Row]) -> str:
 
 
 def _closed(rows: Sequence[Row]) -> Table:
-    table = _table("one core each; errors are reported − true; median (lowest to highest round)")
+    table = _table(
+        "one core each; errors are reported − true; medians, below them lowest to highest round"
+    )
     heads = (
         "streams",
         "client",
@@ -48,7 +50,7 @@ def _closed(rows: Sequence[Row]) -> Table:
     for row in _by_load(rows):
         table.add_row(
             str(row["streams"]),
-            row["client"],
+            row["client"] + ("" if row["itl_of"] == "gaps" else "*"),
             _ranged(row, "tokens_per_s", _count),
             _ranged(row, "ttft_mean_error_s", _ms),
             _ranged(row, "ttft_p99_error_s", _ms),
@@ -120,7 +122,7 @@ def _by_load(rows: Sequence[Row]) -> list[Row]:
 
 def _ranged(row: Row, name: str, write: Callable[[float | None], str]) -> str:
     text, low, high = (write(row.get(name + end)) for end in ("", "_min", "_max"))
-    return text if low == high else f"{text} ({low} to {high})"
+    return text if low == high else f"{text}\n{low} to {high}"
 
 
 def _rounds(row: Row) -> str:

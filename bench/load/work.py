@@ -47,7 +47,7 @@ class Options:
 class Results:
     """The figures of each run that came to its end, and what became of the others."""
 
-    runs: dict[Key, list[dict[str, float | None]]] = field(default_factory=dict)
+    runs: dict[Key, list[figures.Figures]] = field(default_factory=dict)
     problems: dict[Key, list[str]] = field(default_factory=dict)
     interrupted: bool = False
 
@@ -86,32 +86,31 @@ def run(
     todo: Sequence[Job],
     options: Options,
     say: Callable[[str], object],
-    do: Callable[[Job, Options], dict[str, float | None]] | None = None,
+    do: Callable[[Job, Options], figures.Figures] | None = None,
 ) -> Results:
     """Do all runs; SIGINT ends it with what there is, and nothing left running."""
     do, results, started_s = do or one, Results(), time.monotonic()
     try:
         for number, job in enumerate(todo, 1):
             key = job.client, job.streams
-            load = "open loop" if job.streams is None else f"{job.streams} streams"
-            what = f"{number}/{len(todo)}  round {job.round}  {job.client}, {load}"
             absent = missing(CLIENTS[job.client])
             if absent is not None:
                 results.problems[key] = [absent]
                 continue
+            load = "open loop" if job.streams is None else f"{job.streams} streams"
+            what = f"{number}/{len(todo)}  round {job.round}: {job.client}, {load}"
+            say(f"{time.monotonic() - started_s:6.0f} s  {what}\n")
             try:
                 results.runs.setdefault(key, []).append(do(job, options))
-                said = "done"
             except RunFailed as error:
-                said = str(error)
-                results.problems.setdefault(key, []).append(f"round {job.round}: {said}")
-            say(f"{time.monotonic() - started_s:6.0f} s  {what}: {said}\n")
+                results.problems.setdefault(key, []).append(f"round {job.round}: {error}")
+                say(f"{time.monotonic() - started_s:6.0f} s  {what}: {error}\n")
     except KeyboardInterrupt:
         results.interrupted = True
     return results
 
 
-def one(job: Job, options: Options) -> dict[str, float | None]:
+def one(job: Job, options: Options) -> figures.Figures:
     """Run a client once against a server of its own; return the figures, or raise RunFailed."""
     client = CLIENTS[job.client]
     with tempfile.TemporaryDirectory(prefix="bench-load-") as name:
@@ -137,6 +136,8 @@ def one(job: Job, options: Options) -> dict[str, float | None]:
         except (OSError, ValueError, KeyError, TypeError) as error:
             problem = f"{type(error).__name__}: {error}"
             raise RunFailed(f"its result file is not as expected ({problem})") from error
+    if job.streams is not None:
+        reported = dataclasses.replace(reported, send_lag_p50_s=None, send_lag_p99_s=None)
     cpu_s = cpu.total_s - cpu.before(true.start_s)
     return figures.measured(reported, true, cpu_s, client.itl_of_requests)
 

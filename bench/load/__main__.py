@@ -84,7 +84,9 @@ def _positive(text: str) -> int:
 
 
 def _cores() -> tuple[int, int]:
-    """Return the server's core and the client's; raises ValueError where there is one only."""
+    """Return the server's core and the client's; raises ValueError where there are no two."""
+    if not hasattr(os, "sched_getaffinity"):
+        raise ValueError("processes can be held to a core on Linux only")
     allowed = sorted(os.sched_getaffinity(0))
     if len(allowed) < 2:
         raise ValueError("the server and the client need a core each, and there is one only")

@@ -154,7 +154,7 @@ COMPARED = (
 
 
 def row(
-    client: str, streams: int, runs: Sequence[Figures], problems: Sequence[str]
+    client: str, streams: int | None, runs: Sequence[Figures], problems: Sequence[str]
 ) -> dict[str, Any]:
     """Return the medians over rounds of everything measured, with the range of what is compared.
 
@@ -163,7 +163,7 @@ def row(
     made: dict[str, Any] = {"client": client, "streams": streams}
     made |= dict.fromkeys(COMPARED)
     for name in dict.fromkeys(itertools.chain(COMPARED, *runs)):
-        values = [run[name] for run in runs if run.get(name) is not None]
+        values = [value for run in runs if (value := run.get(name)) is not None]
         made[name] = statistics.median(values) if values else None
         if name in COMPARED:
             made[f"{name}_min"] = min(values, default=None)

@@ -81,7 +81,8 @@ class Cpu:
 
     def before(self, at_s: float) -> float:
         """Return the seconds taken up to a time, linear between two samples."""
-        return float(np.interp(at_s, *zip(*self.samples, strict=True)))
+        times_s, seconds = np.array(self.samples).T
+        return float(np.interp(at_s, times_s, seconds))
 
 
 def run_client(
@@ -103,7 +104,8 @@ def run_client(
     # What the kernel counted is exact. Nothing else was waited for meanwhile.
     cpu.samples.append((time.monotonic(), _reaped_s() - reaped_s))
     if status:
-        raise RunFailed(f"ended with {status}: {last_line(folder / 'client.err')}")
+        said = last_line(folder / "client.err", folder / "client.out")
+        raise RunFailed(f"ended with {status}: {said}")
     return cpu
 
 
@@ -118,10 +120,13 @@ def tree_s(pid: int) -> float:
     return ticks * TICK_S
 
 
-def last_line(path: Path) -> str:
-    """Return the last line of a file that says something."""
-    lines = path.read_text(errors="replace").split("\n")
-    return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "it said nothing")
+def last_line(*paths: Path) -> str:
+    """Return the last line that says something, of the first file that has one."""
+    for path in paths:
+        for line in reversed(path.read_text(errors="replace").splitlines()):
+            if line.strip():
+                return line.strip()[:300]
+    return "it said nothing"
 
 
 def _reaped_s() -> float:

@@ -54,8 +54,7 @@ def _closed(rows: Sequence[Row]) -> Table:
             _ranged(row, "tokens_per_s", _count),
             _ranged(row, "ttft_mean_error_s", _ms),
             _ranged(row, "ttft_p99_error_s", _ms),
-            _ranged(row, "itl_p99_error_s", _ms)
-            + ("*" if row["n"] and row["itl_of"] == "requests" else ""),
+            _ranged(row, "itl_p99_error_s", _ms),
             _ranged(row, "peak_concurrency", _count),
             _ranged(row, "cpu_s_per_100k_tokens", _two),
             _rounds(row),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 CHARACTERS = "".join(map(chr, range(32, 127)))
 
@@ -15,7 +16,7 @@ CHARACTERS = "".join(map(chr, range(32, 127)))
 def write(folder: Path) -> None:
     """Write the files that `AutoTokenizer.from_pretrained(folder)` reads."""
     folder.mkdir()
-    tokenizer = {
+    tokenizer: dict[str, Any] = {
         "version": "1.0",
         "truncation": None,
         "padding": None,

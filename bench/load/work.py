@@ -147,12 +147,13 @@ def rows(
 ) -> list[dict[str, Any]]:
     """Return a row for each client at each load; those not run say why."""
     made = []
-    for key in itertools.product(clients, streams):
+    for client, load in itertools.product(clients, streams):
+        key = client, load
         runs, problems = results.runs.get(key, []), results.problems.get(key, [])
         if not runs and not problems:
             problems = ["there was no time for it"]
-        of = "requests" if CLIENTS[key[0]].itl_of_requests else "gaps"
-        made.append(figures.row(*key, runs, problems) | {"itl_of": of})
+        of = "requests" if CLIENTS[client].itl_of_requests else "gaps"
+        made.append(figures.row(client, load, runs, problems) | {"itl_of": of})
     return made
 
 

@@ -182,9 +182,11 @@ class Answer:
         stream ends as it should, but for its [DONE].
         """
         first = self._role() if self._shape.role == "first" else b""
-        for chunk in itertools.islice(self._chunks(), self.num_writes() - 1):
-            yield first + chunk if first else chunk
+        chunks = itertools.islice(self._chunks(), self.num_writes() - 1)
+        for chunk in chunks:
+            yield first + chunk
             first = b""
+            yield from chunks
         yield first + self._last(done)
 
     def error(self, message: str) -> bytes:
@@ -229,12 +231,7 @@ class Answer:
 
     @property
     def _usage(self) -> dict[str, int]:
-        prompt, output = self.asked.prompt_tokens, self.asked.max_tokens
-        return {
-            "prompt_tokens": prompt,
-            "completion_tokens": output,
-            "total_tokens": prompt + output,
-        }
+        return _usage(self.asked.prompt_tokens, self.asked.max_tokens)
 
     def _stamps(self) -> dict[str, Any]:
         if not self._shape.stamps:
@@ -250,7 +247,9 @@ class Answer:
             return b""
         delta = {"role": "assistant", **self._shape.role_content}
         choice = {"index": 0, "delta": delta, **self._shape.choice, "finish_reason": None}
-        return _chunks_of(self._event(choice))
+        prompt = self.asked.prompt_tokens
+        counts = {"usage": _usage(prompt, 0)} if self._counting else {}
+        return _chunks_of(self._event(choice, **counts))
 
     def _chunks(self) -> Iterator[bytes]:
         """Yield chunks of tokens without an end; what is the same in all is encoded once."""
@@ -313,6 +312,11 @@ def _framed(writer: Writer, chat: bool, ids: bool) -> tuple[tuple[bytes, bytes],
         )
         for before, after in _bare(writer, chat, ids, False)
     )
+
+
+def _usage(prompt: int, output: int) -> dict[str, int]:
+    total = prompt + output
+    return {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": total}
 
 
 def _chunks_of(*events: bytes) -> bytes:

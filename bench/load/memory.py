@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import tracemalloc
 from dataclasses import dataclass
 from pathlib import Path
 
-from headway import loadgen
+from headway import loadgen, transport
 from headway.core import Capabilities, Level
 from headway.transport import HttpTransport, Target
 from headway.workload import Prompts, Vocabulary, make_requests
 from load.server import MODEL, serving
+
+CAN = Capabilities(ids_out=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,13 @@ class Held:
 
 
 def held(
-    folder: Path, *, streams: int = 16, requests: int = 64, output_tokens: int = 64, core: int = 0
+    folder: Path,
+    *,
+    streams: int = 16,
+    requests: int = 64,
+    output_tokens: int = 64,
+    core: int = 0,
+    spill_bytes: int = loadgen.SPILL_BYTES,
 ) -> Held:
     """Drive a mock server on a core in closed loop and return what that left in memory.
 
@@ -44,17 +51,18 @@ def held(
     level = Level("memory", requests, concurrency=streams)
     with serving(core, folder) as server:
         target = Target.parse(server.base_url)
-        can = Capabilities(ids_out=False)
-        payloads = [loadgen.payload(request, MODEL, target, can) for request in asked]
+        talks = loadgen.conversations(asked, loadgen.Recipient(target, MODEL, CAN))
         gc.collect()
         tracemalloc.start()
         try:
             before, _ = tracemalloc.get_traced_memory()
-            driven = asyncio.run(loadgen.drive(payloads, level, (), HttpTransport(target)))
+            driven = transport.run(
+                loadgen.drive(talks, level, (), HttpTransport(target), spill_bytes=spill_bytes)
+            )
             gc.collect()
             after, _ = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
-    payload = sum(len(piece) for sent in driven.sent for _, piece in sent.exchange.chunks)
+    payload = sum(len(sent.exchange.body.whole().data) for sent in driven.sent)
     events = sum(len(record.events) for record in loadgen.records(driven, asked))
     return Held(events, after - before, payload)

@@ -6,16 +6,15 @@ A stand-in for a night's Run: the same payloads, drive, records and metrics, wit
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from headway import arrivals, loadgen, metrics, stats
+from headway import arrivals, loadgen, metrics, stats, transport, validity
 from headway.core import Capabilities, Case, Level, Run
-from headway.transport import HttpTransport, Target
+from headway.transport import Target
 from headway.workload import Prompts, Vocabulary, make_requests
 
 # The ids of the tokenizer that the peers get their prompts from; nobody looks at them.
@@ -28,25 +27,28 @@ def run(given: argparse.Namespace) -> Run:
     prompts = Prompts("bench", given.prompt_tokens, given.output_tokens)
     requests = make_requests(prompts, given.requests, 0, given.seed, VOCABULARY)
     target = Target.parse(given.base_url)
-    payloads = [loadgen.payload(request, given.model, target, CAN) for request in requests]
     if given.rate is None:
-        offsets_s: Sequence[float] = ()
-        level = Level("bench", len(requests), concurrency=given.streams)
+        # The slots begin as in a night.
+        fill_s = arrivals.default_fill_s(given.streams)
+        offsets_s = arrivals.slot_offsets(given.streams, fill_s)
+        level = Level("bench", len(requests), concurrency=given.streams, fill_s=fill_s)
     else:
         offsets_s = arrivals.offsets("poisson", len(requests), given.rate, given.seed)
         level = Level("bench", len(requests), rate_per_s=given.rate, arrivals="poisson")
-    driven = asyncio.run(loadgen.drive(payloads, level, offsets_s, HttpTransport(target)))
+    recipient = loadgen.Recipient(target, given.model, CAN)
+    share = loadgen.Share(recipient, requests, level, offsets_s)
+    measured = transport.run(loadgen.measure_with(share, given.workers))
     return Run(
         case=Case("mock", given.model, "bench", level.name),
         launch=1,
         attempt=1,
         level=level,
         started_at="",
-        span_s=driven.end_s - driven.start_s,
-        records=loadgen.records(driven, requests),
+        span_s=measured.span_s,
+        records=measured.records,
         schedule_hash=arrivals.schedule_hash(offsets_s, level.concurrency),
         workload_hash="",
-        client=driven.client,
+        client=measured.client,
     )
 
 
@@ -64,6 +66,7 @@ def figures(run: Run) -> dict[str, Any]:
         "send_lag_p50_s": None if run.level.closed else stats.percentile(lag_s, 50),
         "send_lag_p99_s": None if run.level.closed else stats.percentile(lag_s, 99),
         "client": dict(run.client),
+        "invalid": list(validity.problems(run)),
         "errors": sorted({f"{r.error.kind}: {r.error.message}" for r in run.records if r.error}),
     }
 
@@ -80,6 +83,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--prompt-tokens", type=int, required=True)
     parser.add_argument("--output-tokens", type=int, required=True)
     parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args(argv)
     text = json.dumps(figures(run(given)), allow_nan=False, indent=1)

@@ -5,9 +5,11 @@ from headway.loadgen.drive import Drive, Progress, Sent, drive
 from headway.loadgen.payload import Recipient, payload
 from headway.loadgen.records import records
 from headway.loadgen.share import Measured, Share, measure, merged, split
+from headway.loadgen.spool import SPILL_BYTES
 from headway.loadgen.workers import measure_with
 
 __all__ = [
+    "SPILL_BYTES",
     "Conversation",
     "Drive",
     "Measured",

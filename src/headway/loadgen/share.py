@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from headway import sse
 from headway.arrivals import deal
 from headway.core import Level, Request, RequestRecord
 from headway.loadgen.conversation import conversations, in_sessions
@@ -51,6 +52,10 @@ async def measure(
         begin=begin,
     )
     found = records(driven, share.requests)
+    events = sum(len(one.events) for one in found)
+    if events:
+        late = sum(sse.merged(one.events) for one in found)
+        driven.client["merged_events"] = late / events
     return Measured(driven.end_s - driven.start_s, found, driven.client)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from headway import calibration, metrics, stats
 from headway.calibration import Band
@@ -16,9 +16,12 @@ from headway.core import RequestRecord, Run
 
 # A sum of float gaps and a difference of floats agree to rounding, not to the bit.
 ROUNDING_S = 1e-6
-# How late the client may be. What the kernel stamped is late in no stamp, only in what follows it.
-MAX_LAG_P99_S, MAX_UNSTAMPED_LAG_P99_S = 0.050, 0.010
+# How late the client may be: a share of the typical TTFT, between two bounds. What the kernel stamped
+# is late in no stamp, only in what follows it; where it stamped nothing, the lower bound holds.
+MIN_LAG_P99_S, MAX_LAG_P99_S, MAX_LAG_P99_OF_TTFT = 0.010, 0.050, 0.25
 MIN_KERNEL_STAMPS = 0.99
+# Events that were read together carry the stamp of the last: their gaps are upper bounds.
+MAX_MERGED_EVENTS = 0.10
 # One thread drives a Run: what it does not get, or collects garbage in, it cannot measure in.
 MAX_CPU_SHARE = 0.95
 MAX_GC_SHARE, MAX_GC_S = 0.005, 0.005
@@ -148,8 +151,9 @@ def _little(run: Run) -> Iterator[str]:
 def _client(run: Run) -> Iterator[str]:
     """The client had time: it woke up, read, and sent as soon as there was something to do."""
     client = run.client
-    stamped = client.get("kernel_stamps", 1.0) >= MIN_KERNEL_STAMPS
-    most = MAX_LAG_P99_S if stamped else MAX_UNSTAMPED_LAG_P99_S
+    most = MIN_LAG_P99_S
+    if client.get("kernel_stamps", 1.0) >= MIN_KERNEL_STAMPS:
+        most = min(MAX_LAG_P99_S, max(most, MAX_LAG_P99_OF_TTFT * _typical(run, metrics.ttft_s)))
     for name, what in (("loop", "the client woke up late by"), ("read", "what arrived waited")):
         lag = client.get(f"{name}_lag_p99_s")
         if lag is not None and lag > most:
@@ -157,6 +161,7 @@ def _client(run: Run) -> Iterator[str]:
                 f"{what} {lag * 1e3:.1f} ms (p99); "
                 f"beyond {most * 1e3:.0f} ms the client measures itself"
             )
+    yield from _merged(run)
     share = client.get("cpu_share")
     if share is not None and share > MAX_CPU_SHARE:
         yield f"the client took {share:.0%} of a core; beyond {MAX_CPU_SHARE:.0%} it is the limit"
@@ -166,18 +171,33 @@ def _client(run: Run) -> Iterator[str]:
     yield from _concurrency(run)
 
 
+def _merged(run: Run) -> Iterator[str]:
+    """Events that are far enough apart were read one by one, unless the client was late."""
+    share = run.client.get("merged_events", 0.0)
+    late = max(run.client.get(f"{name}_lag_p99_s", 0.0) for name in ("loop", "read"))
+    gap = stats.median([gap for record in run.records for gap in metrics.itl_s(record) if gap > 0])
+    if share > MAX_MERGED_EVENTS and gap is not None and late > gap:
+        yield (
+            f"{share:.0%} of the events were read together with an earlier one, as the client was "
+            f"late by {late * 1e3:.1f} ms (p99): the gaps between tokens are not known"
+        )
+
+
 def _concurrency(run: Run) -> Iterator[str]:
-    """As many requests were in flight as there were to be, while all slots had work."""
+    """As many requests were in flight as there were to be, while all slots had work.
+
+    Counted by how long those that were due waited to be sent: who thinks does not wait.
+    """
     asked, window = run.level.concurrency, metrics.steady_window(run)
     if asked is None or window is None:
         return
     start, end = window
-    held_s = math.fsum(
-        max(0.0, min(end if r.ended_s is None else r.ended_s, end) - max(r.sent_s, start))
+    waited_s = math.fsum(
+        max(0.0, min(r.sent_s, end) - max(r.due_s, start))
         for r in run.records
         if r.sent_s is not None
     )
-    achieved = held_s / (end - start)
+    achieved = asked - waited_s / (end - start)
     if achieved < MIN_ACHIEVED_CONCURRENCY * asked:
         yield (
             f"{achieved:.1f} requests were in flight on average, {asked} were asked for: "
@@ -185,11 +205,14 @@ def _concurrency(run: Run) -> Iterator[str]:
         )
 
 
+def _typical(run: Run, of: Callable[[RequestRecord], float | None]) -> float:
+    return stats.median([v for v in map(of, run.records) if v is not None]) or 0.0
+
+
 def _schedule(run: Run) -> Iterator[str]:
     """Requests left when they were due, at the rate that was asked for."""
     lags = [r.sent_s - r.due_s for r in run.records if r.sent_s is not None and r.error is None]
-    ttft = stats.median([v for v in map(metrics.ttft_s, run.records) if v is not None]) or 0.0
-    e2el = stats.median([v for v in map(metrics.e2el_s, run.records) if v is not None]) or 0.0
+    ttft, e2el = _typical(run, metrics.ttft_s), _typical(run, metrics.e2el_s)
     for q, most in (
         (50, max(MAX_SEND_LAG_P50_S, MAX_SEND_LAG_P50_OF_TTFT * ttft)),
         (99, max(MAX_SEND_LAG_P99_S, MAX_SEND_LAG_P99_OF_E2EL * e2el)),

@@ -328,11 +328,21 @@ def test_cpu_time_is_that_of_workers_too_and_one_core_is_kept_to(tmp_path):
     assert cpu.before(time.monotonic()) == cpu.total_s
 
 
-def test_memory_held_is_more_than_the_payload(tmp_path):
-    held = bench.memory.held(tmp_path, streams=2, requests=2, output_tokens=8, core=core())
-    assert held.events == 16
-    assert held.held_bytes > held.payload_bytes > 16 * 20
-    assert held.overhead_per_event_bytes * 16 == held.held_bytes - held.payload_bytes
+def test_memory_held_is_the_payload_and_less_than_a_hundred_bytes_an_event(tmp_path):
+    held = bench.memory.held(tmp_path, streams=4, requests=40, core=core())
+    assert held.events == 40 * 64
+    assert held.held_bytes > held.payload_bytes > held.events * 20
+    assert 16 < held.overhead_per_event_bytes < 100
+    assert held.overhead_per_event_bytes * held.events == held.held_bytes - held.payload_bytes
+
+
+def test_memory_held_of_what_was_spilled_is_a_little_for_each_request(tmp_path):
+    few, many = (
+        bench.memory.held(tmp_path, streams=4, requests=n, core=core(), spill_bytes=0)
+        for n in (20, 40)
+    )
+    assert many.payload_bytes == 2 * few.payload_bytes
+    assert (many.held_bytes - few.held_bytes) / 20 < 1000
 
 
 # The command

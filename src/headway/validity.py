@@ -16,8 +16,8 @@ from headway.core import RequestRecord, Run
 
 # A sum of float gaps and a difference of floats agree to rounding, not to the bit.
 ROUNDING_S = 1e-6
-# How late the client may be: a share of the typical TTFT, between two bounds. What the kernel stamped
-# is late in no stamp, only in what follows it; where it stamped nothing, the lower bound holds.
+# How late the client may be: a share of the typical TTFT, between two bounds. What the kernel
+# stamped is late in no stamp, only in what follows it; without its stamps the lower bound holds.
 MIN_LAG_P99_S, MAX_LAG_P99_S, MAX_LAG_P99_OF_TTFT = 0.010, 0.050, 0.25
 MIN_KERNEL_STAMPS = 0.99
 # Events that were read together carry the stamp of the last: their gaps are upper bounds.

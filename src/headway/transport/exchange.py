@@ -51,12 +51,15 @@ class Body:
         for part in self._parts():
             file.write(part)
         self._spilled = Spilled(file, offset, len(self.data), len(self.ends))
-        self.data = bytearray()
-        self.arrived_s, self.ends, self.lags_s = array("d"), array("I"), array("f")
+        self.data, self.arrived_s, self.ends, self.lags_s = NOTHING
 
     def whole(self) -> Body:
         """Return itself, or a copy in memory of what lies in a file."""
         return self if self._spilled is None else self._spilled.read()
+
+
+# What a body holds whose parts lie in a file: the same for all, as nothing is added any more.
+NOTHING = (bytearray(), array("d"), array("I"), array("f"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -417,3 +417,36 @@ def test_an_interrupted_command_prints_what_there_is_and_leaves_nothing_running(
     assert said["interrupted"] is True
     assert said["rows"][0]["problems"] == ["there was no time for it"]
     assert marked(mark) == []
+
+
+def test_goals_are_held_against_the_best_peer_whichever_way_an_error_points():
+    names = ("tokens_per_s", "ttft_mean_error_s", "ttft_p99_error_s", "itl_p99_error_s")
+
+    def row(client, streams, *values):
+        return {"client": client, "streams": streams, **dict(zip(names, values, strict=True))}
+
+    closed = [
+        row("headway", 64, 3e3, 0.001, 0.0, 0.0),
+        row("headway", 512, 24e3, -0.011, 0.03, -0.002),
+        row("headway", 1024, 48e3, 0.0, 0.0, 0.0),
+        row("a", 512, 20e3, 0.1, 0.0, 0.0),
+        row("b", 512, 20e3, -0.05, 0.0, 0.0),
+        row("a", 1024, 25e3, 0.0, 0.0, 0.0),
+        row("b", 1024, None, None, None, None),
+    ]
+    opened = [{"client": "headway", "streams": None, "reported_send_lag_p99_s": 0.0005}]
+    found = bench.goals.goals(closed, opened, None)
+    assert [goal.met for goal in found] == [
+        *(True, False),
+        *(False, False),
+        *(True, True, False, True, None),
+    ]
+    assert found[1].value == pytest.approx(48 / 25)
+    assert found[3].value == pytest.approx(0.011 / 0.05)
+    text = bench.table.render_goals(found)
+    assert "MISSED" in text
+    assert "not measured" in text
+
+
+def test_goals_of_nothing_are_not_met():
+    assert {goal.met for goal in bench.goals.goals([], [], None)} == {None}

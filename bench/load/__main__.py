@@ -11,6 +11,7 @@ import json
 import os
 import resource
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from headway.fingerprint import read_machine  # noqa: E402
 from headway.installer import EnvironmentFailed  # noqa: E402
-from load import environments, processes, table, work  # noqa: E402
+from load import environments, goals, memory, processes, table, work  # noqa: E402
 from load.clients import CLIENTS  # noqa: E402
 
 STREAMS = (64, 256, 512, 1024)
@@ -47,12 +48,25 @@ def main(argv: Sequence[str]) -> int:
         results = work.run(todo, options, sys.stderr.write)
     closed = work.rows(results, given.clients, given.streams)
     opened = work.rows(results, [name for name in given.clients if CLIENTS[name].lags], [None])
-    sys.stdout.write(table.render(closed, opened))
+    reached = goals.goals(closed, opened, _event_bytes(given.clients, results, options))
+    sys.stdout.write(table.render(closed, opened) + table.render_goals(reached))
     done = {"benchmark": "load", "rows": closed, "open_loop": opened, "rounds": given.rounds}
+    done["goals"] = [dataclasses.asdict(goal) | {"met": goal.met} for goal in reached]
     done |= {"options": work.describe(options), "machine": dataclasses.asdict(read_machine("cpu"))}
     done |= {"interrupted": results.interrupted, "seconds": round(time.monotonic() - started, 1)}
     sys.stdout.write(json.dumps(done, allow_nan=False) + "\n")
     return 3 if results.interrupted else 0
+
+
+def _event_bytes(
+    clients: Sequence[str], results: work.Results, options: work.Options
+) -> float | None:
+    """Return what our client holds per token event, measured after all runs."""
+    if goals.OURS not in clients or results.interrupted:
+        return None
+    with tempfile.TemporaryDirectory(prefix="bench-load-") as name:
+        held = memory.held(Path(name), requests=256, core=options.server_core)
+    return held.overhead_per_event_bytes
 
 
 def _parser() -> argparse.ArgumentParser:

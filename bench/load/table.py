@@ -10,6 +10,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from load.goals import Goal
+
 WIDTH = 150
 Row = Mapping[str, Any]
 
@@ -29,6 +31,28 @@ def render(closed: Sequence[Row], opened: Sequence[Row]) -> str:
         for problem in row["problems"]:
             console.print(f"{row['client']}, {load}: {problem}", soft_wrap=True)
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+
+
+def render_goals(reached: Sequence[Goal]) -> str:
+    """Return the table of goals."""
+    out = io.StringIO()
+    table = _table("goals of ours")
+    _columns(table, ("what", "is to be", "is", ""))
+    table.columns[0].justify = "left"
+    for goal in reached:
+        said = {None: "not measured", True: "met", False: "MISSED"}[goal.met]
+        bound = f"{'≥' if goal.least else '≤'} {_in(goal, goal.bound)}"
+        table.add_row(goal.name, bound, _in(goal, goal.value), said)
+    Console(file=out, width=WIDTH, no_color=True, markup=False, highlight=False).print(table)
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+
+
+def _in(goal: Goal, value: float | None) -> str:
+    if value is None:
+        return "—"
+    if goal.unit == "s":
+        return f"{value * 1e3:.2f} ms"
+    return f"{value:,.0f} {goal.unit}".rstrip() if value >= 10 else f"{value:.2f} {goal.unit}"
 
 
 def _closed(rows: Sequence[Row]) -> Table:

@@ -11,7 +11,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any, TextIO
+from typing import Any, Literal, TextIO
 
 from headway.engines.models.folder import ModelError, ModelFolder
 
@@ -39,11 +39,12 @@ def answer(carry_out: CarryOut, line: str) -> dict[str, Any]:
         return {"id": request.get("id"), "error": str(error)}
 
 
-def read_ids(request: Question, key: str, vocab_size: int, least: int = 1) -> list[int]:
+def read_ids(request: Question, key: str, vocab_size: int, least: Literal[0, 1] = 1) -> list[int]:
     """Return a list of token ids; raises RefusedRequestError naming what is none."""
     ids = request.get(key)
     if not isinstance(ids, list) or len(ids) < least:
-        raise RefusedRequestError(f"{key} must be a list of at least {least} token ids")
+        what = "at least one token id" if least else "token ids"
+        raise RefusedRequestError(f"{key} must be a list of {what}")
     for index, id in enumerate(ids):
         if type(id) is not int or not 0 <= id < vocab_size:
             raise RefusedRequestError(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from headway.engines import lines
@@ -19,8 +19,9 @@ from headway.engines.fake import MODEL, FakeTokenizer
 from headway.engines.lines import RefusedRequestError, read_ids
 from headway.engines.models.folder import ModelFolder
 
-# One or two will do for most prompts, however long: each replaces all that was wrong in the last.
-MOST_TRIES = 200
+# A few will do for most prompts, however long: each replaces all that was wrong in the last.
+MOST_TRIES = 500
+LONGEST_CUT = 8
 
 
 class Tokenizer(Protocol):
@@ -51,31 +52,23 @@ def write(
     strip it.
     """
     own, allowed = list(ids), frozenset(ordinary)
-    for _ in range(MOST_TRIES):
+    for tries in range(MOST_TRIES):
         whole = [*fixed, *own]
         text = tokenizer.decode(whole)
         again = tokenizer.encode(text)
         if again == whole and text and text == text.strip():
             return whole, text
-        own = _mended(own, again, fixed, text, lambda: draw.choice(ordinary), allowed)
+        if not text or again[: len(fixed)] != list(fixed) or (text != text.lstrip() and not fixed):
+            own[0] = draw.choice(ordinary)
+            continue
+        # What the text became stays what it is as a rule: half a character, which is read as a
+        # whole other one, a melted pair. What was cut off from what followed it may not: the end
+        # of it is drawn anew, more and more, as several tokens may be one character.
+        kept = [id if id in allowed else draw.choice(ordinary) for id in again[len(fixed) :]]
+        if len(kept) >= len(own):
+            kept = kept[: max(0, len(own) - 1 - tries % LONGEST_CUT)]
+        own = kept + draw.choices(ordinary, k=len(own) - len(kept))
     return None
-
-
-def _mended(
-    own: list[int],
-    again: list[int],
-    fixed: Sequence[int],
-    text: str,
-    drawn: Callable[[], int],
-    allowed: frozenset[int],
-) -> list[int]:
-    """Return other ids, as many: those that the text became, which as a rule stay what they are."""
-    if not text or again[: len(fixed)] != list(fixed) or (not fixed and text != text.lstrip()):
-        return [drawn(), *own[1:]]
-    mended = [id if id in allowed else drawn() for id in again[len(fixed) :][: len(own)]]
-    if len(mended) == len(own):
-        mended.pop()  # cut off from what followed it, the last one may be another
-    return [*mended, *(drawn() for _ in range(len(own) - len(mended)))]
 
 
 def open_texts(

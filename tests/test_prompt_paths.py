@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway import correctness, loadgen, metrics, night, suite, verdict
+from headway import correctness, loadgen, metrics, night, sse, suite, verdict
 from headway.core import CHAT, COMPLETIONS, Request, RequestRecord, Run, TokenEvent
 from headway.engines import lines, texts
 from headway.engines.fake import FakeTokenizer, fake_tokens
@@ -27,7 +27,7 @@ from headway.night import Night, Screen, journal
 from headway.night.texts import written
 from headway.report import case_view, private
 from headway.suite import SuiteError
-from headway.transport import Target
+from headway.transport import Body, Target
 from headway.workload import Prefix, Prompts, Vocabulary, following, in_text, make_requests
 
 
@@ -142,7 +142,7 @@ def test_a_tokenizer_that_gives_nothing_back_is_named_with_the_length(monkeypatc
         answer = ask(id=n, ids=[1] * n, fixed=[], seed="s")
         assert answer["id"] == n
         assert f"the tokenizer of toy gives no text of {n} tokens back" in answer["error"]
-    assert ask(ids=[], fixed=[])["error"] == "ids must be a list of at least 1 token ids"
+    assert ask(ids=[], fixed=[])["error"] == "ids must be a list of at least one token id"
     assert "ids[0] must be a token id from 0 to 3" in ask(ids=[4], fixed=[])["error"]
 
 
@@ -433,3 +433,40 @@ def test_why_chats_are_not_verified_is_said(tmp_path):
     made = loaded(tmp_path, 'send = "chat"')
     said = correctness.why_unverified(SimpleNamespace(suite=made), made.cases()[0])
     assert said == "the server's own chat template is around the prompts: its tokens are not known"
+
+
+def answered(*pieces: tuple[float, dict[str, Any] | None]) -> RequestRecord:
+    """Return the record of a chat's answer, whose events came at known times."""
+    body = Body()
+    for at_s, event in pieces:
+        body.data += b"data: " + (json.dumps(event).encode() if event else b"[DONE]") + b"\n\n"
+        body.stamp(at_s, 0.0)
+    stream = sse.parse(body)
+    return RequestRecord(
+        0,
+        due_s=0.0,
+        sent_s=0.0,
+        ended_s=0.41,
+        events=stream.events,
+        asked_tokens=4,
+        prompt_tokens=stream.prompt_tokens,
+        completion_tokens=stream.completion_tokens,
+        finish_reason="length",
+    )
+
+
+def test_case_23_tokens_are_counted_by_the_server_never_anew_from_pieces_of_text():
+    letters = [
+        (at_s, {"choices": [{"index": 0, "delta": {"content": letter}, "finish_reason": None}]})
+        for at_s, letter in ((0.1, "a"), (0.2, "b"), (0.3, "c"), (0.4, "d"))
+    ]
+    usage = {"prompt_tokens": 6, "completion_tokens": 4, "total_tokens": 10}
+    found = answered(*letters, (0.4, {"choices": [], "usage": usage}), (0.41, None))
+    assert (found.prompt_tokens, metrics.output_tokens(found)) == (6, 4)
+    assert metrics.tpot_s(found) == pytest.approx(0.1)
+    assert metrics.itl_s(found) == pytest.approx([0.1, 0.1, 0.1])
+    assert metrics.token_problems(found) == []
+    shorter = dataclasses.replace(found, asked_tokens=3)
+    assert metrics.token_problems(shorter) == ["4 tokens came, at most 3 were asked for"]
+    silent = answered(*letters, (0.41, None))
+    assert metrics.token_problems(silent) == ["neither ids nor usage say how many tokens came"]

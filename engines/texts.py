@@ -61,9 +61,8 @@ def write(
         if not text or again[: len(fixed)] != list(fixed) or (text != text.lstrip() and not fixed):
             own[0] = draw.choice(ordinary)
             continue
-        # What the text became stays what it is as a rule: half a character, which is read as a
-        # whole other one, a melted pair. What was cut off from what followed it may not: the end
-        # of it is drawn anew, more and more, as several tokens may be one character.
+        # What the text became stays what it is, as a rule. Its end may not, once it is cut off from
+        # what followed: some of it is drawn anew, as several tokens may be one character.
         kept = [id if id in allowed else draw.choice(ordinary) for id in again[len(fixed) :]]
         if len(kept) >= len(own):
             kept = kept[: max(0, len(own) - 1 - tries % LONGEST_CUT)]

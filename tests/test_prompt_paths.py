@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway import correctness, loadgen, metrics, night, sse, suite, verdict
+from headway import correctness, loadgen, metrics, night, outlook, sse, suite, verdict
 from headway.core import CHAT, COMPLETIONS, Request, RequestRecord, Run, TokenEvent
 from headway.engines import lines, texts
 from headway.engines.fake import FakeTokenizer, fake_tokens
@@ -386,13 +386,36 @@ def test_an_engine_that_reads_text_as_other_tokens_is_found(begin: Begin, send):
         assert (equality.verdict, correctness.OTHER_IDS in equality.reason) == ("MISSING", True)
 
 
-def test_a_prompt_that_cannot_be_written_fails_its_launch(begin: Begin):
-    class Mute(night.RealLab):
-        @contextmanager
-        def writer(self, model: str) -> Iterator[Any]:
-            raise night.ReferenceFailure("the tokenizer of fake gives no text of 8 tokens back")
-            yield
+class Mute(night.RealLab):
+    """A lab whose tokenizer writes nothing."""
 
+    @contextmanager
+    def writer(self, model: str) -> Iterator[Any]:
+        raise night.ReferenceFailure("the tokenizer of fake gives no text of 8 tokens back")
+        yield
+
+
+def test_a_night_that_is_carried_on_sends_what_was_written(begin: Begin):
+    made = begin('send = "text"')
+    (planned,) = night.order(made.suite)
+    night.LiveLaunch(made, planned)._write_texts()
+    assert len(made.results.written) == 2  # one for the warm-up
+    again = begin('send = "text"', lab=Mute)
+    assert again.folder == made.folder
+    assert measured(again).prompt_path == "text"
+
+
+def test_the_plan_says_the_path(tmp_path):
+    for send, said in (
+        ("ids", "uniform prompts\n"),
+        ("text", "prompts sent as text\n"),
+        ("chat", "prompts sent through the server's chat template: outputs are not verified\n"),
+    ):
+        text = outlook.describe(loaded(tmp_path, f'send = "{send}"'), outlook.Known())
+        assert said in text
+
+
+def test_a_prompt_that_cannot_be_written_fails_its_launch(begin: Begin):
     made = begin('send = "text"', lab=Mute)
     made.expect(made.suite.cases())
     night.measure_all(made, made.suite.cases())

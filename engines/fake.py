@@ -60,16 +60,23 @@ def _stream(seed: bytes) -> Iterator[int]:
 
 
 class FakeTokenizer:
-    """Writes id 17 as `<17>`, so that `encode(decode(ids)) == ids`; other text goes by bytes."""
+    """Writes id 17 as `<17>`, so that `encode(decode(ids)) == ids`; other text goes by bytes.
+
+    With `all_bytes` all text does: a server that reads a prompt as other tokens than were meant.
+    """
 
     eos_ids = (EOS_ID,)
+    begins = ()
     _pattern = re.compile(r"<(0|[1-9]\d{0,2})>|.", re.DOTALL)
+
+    def __init__(self, all_bytes: bool = False) -> None:
+        self._all_bytes = all_bytes
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a prompt."""
         ids: list[int] = []
         for match in self._pattern.finditer(text):
-            if match[1] is not None:
+            if match[1] is not None and not self._all_bytes:
                 ids.append(int(match[1]))
             else:
                 ids.extend(FIRST_ID + byte for byte in match[0].encode("utf-8", "replace"))
@@ -96,7 +103,8 @@ class FakePlan:
     Faults count requests from 1: every n-th fails (`fail_every`), has one wrong token
     (`wrong_token_every`), ends two tokens early (`short_output_every`) or claims two tokens more
     than it sent (`lie_usage_every`); the n-th kills the process in mid-stream
-    (`die_after_requests`) or sends two tokens and then nothing (`stall_request`).
+    (`die_after_requests`) or sends two tokens and then nothing (`stall_request`). With
+    `other_tokenizer` text becomes other tokens than the model's own tokenizer makes of it.
     """
 
     ttft_s: float = 0.02
@@ -117,6 +125,7 @@ class FakePlan:
     lie_usage_every: int = 0
     wrong_model: bool = False
     hang_on_start: bool = False
+    other_tokenizer: bool = False
 
     def __post_init__(self) -> None:
         at_least_one = ("slots", "tokens_per_chunk")

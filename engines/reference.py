@@ -2,8 +2,7 @@
 
     python boot.py headway.engines.reference --model-json '{…}' [--device cpu]
 
-JSON lines in, JSON lines out, one answer a line in the order asked; it exits when stdin closes.
-The first line says that it is ready, with the versions it stands on, or why it is not. Outputs are
+It answers as `headway.engines.lines` says; with "ready" come the versions it stands on. Outputs are
 judged token by token on their own prefix, so that it does not matter where an engine parts from
 the reference's own text. The model `fake` is judged without torch.
 """
@@ -11,22 +10,17 @@ the reference's own text. The model `fake` is judged without torch.
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import os
-import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol, TextIO, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
-from headway.engines.models.folder import ModelError, ModelFolder
+from headway.engines import lines
+from headway.engines.lines import RefusedRequestError, read_ids
+from headway.engines.models.folder import ModelFolder
 from headway.engines.models.scores import Scores, summarise
 
 FAKE_GAP = 10.0
 _T = TypeVar("_T")
-
-
-class RefusedRequestError(ValueError):
-    """A request that has no answer; the message is one sentence for its `error`."""
 
 
 class Reference(Protocol):
@@ -115,16 +109,7 @@ def answer(reference: Reference, folder: ModelFolder, line: str) -> dict[str, An
 
     An output comes with its `margins`: how far it was from another one, token by token.
     """
-    try:
-        request = json.loads(line)
-    except ValueError as error:
-        return {"id": None, "error": f"the request is not JSON: {error}"}
-    if not isinstance(request, dict):
-        return {"id": None, "error": "a request is a JSON object with op, id and prompt"}
-    try:
-        return {"id": request.get("id"), **_carry_out(reference, folder, request)}
-    except RefusedRequestError as error:
-        return {"id": request.get("id"), "error": str(error)}
+    return lines.answer(lambda request: _carry_out(reference, folder, request), line)
 
 
 def _carry_out(
@@ -133,28 +118,16 @@ def _carry_out(
     op = request.get("op")
     if op not in ("verify", "generate"):
         raise RefusedRequestError(f"op must be verify or generate, not {op!r}")
-    prompt = _read_ids(request, "prompt", folder.vocab_size)
+    prompt = read_ids(request, "prompt", folder.vocab_size)
     if op == "generate":
         max_tokens = _read_max_tokens(request)
         _check_length(len(prompt) + max_tokens, folder)
         made = reference.generate(prompt, max_tokens, _read_ignore_eos(request))
         return {"output": made, "margins": reference.score(prompt, made).margins if made else []}
-    output = _read_ids(request, "output", folder.vocab_size)
+    output = read_ids(request, "output", folder.vocab_size)
     epsilon = _read_epsilon(request)
     _check_length(len(prompt) + len(output), folder)
     return summarise(reference.score(prompt, output), output, epsilon)
-
-
-def _read_ids(request: Mapping[str, Any], key: str, vocab_size: int) -> list[int]:
-    ids = request.get(key)
-    if not isinstance(ids, list) or not ids:
-        raise RefusedRequestError(f"{key} must be a list of at least one token id")
-    for index, id in enumerate(ids):
-        if type(id) is not int or not 0 <= id < vocab_size:
-            raise RefusedRequestError(
-                f"{key}[{index}] must be a token id from 0 to {vocab_size - 1}, not {id!r}"
-            )
-    return ids
 
 
 def _read_max_tokens(request: Mapping[str, Any]) -> int:
@@ -186,43 +159,19 @@ def _check_length(num_tokens: int, folder: ModelFolder) -> None:
         )
 
 
-def serve(reference: Reference, folder: ModelFolder, lines: Iterable[str], out: TextIO) -> None:
-    """Say that the reference is ready, then answer each line until there are no more."""
-    _send(out, {"ready": True, "versions": dict(reference.versions)})
-    for line in lines:
-        if line.strip():
-            _send(out, answer(reference, folder, line))
-
-
-def _send(out: TextIO, message: Mapping[str, Any]) -> None:
-    out.write(json.dumps(message, allow_nan=False) + "\n")
-    out.flush()
-
-
-def _claim_stdout() -> TextIO:
-    """Return a private stdout; what a library prints goes to stderr from here on."""
-    private = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-    return private
+def _open(
+    folder: ModelFolder, arguments: argparse.Namespace
+) -> tuple[dict[str, Any], lines.CarryOut]:
+    reference = open_reference(folder, arguments.device)
+    ready = {"versions": dict(reference.versions)}
+    return ready, lambda request: _carry_out(reference, folder, request)
 
 
 def main() -> None:
     """Serve stdin until it closes; exit 1 with one sentence when the model cannot be loaded."""
     parser = argparse.ArgumentParser(prog="headway.engines.reference", description=__doc__)
-    parser.add_argument("--model-json", required=True, help="the ModelFolder, as JSON")
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:1 (default: cpu)")
-    arguments = parser.parse_args()
-    try:
-        folder = ModelFolder.from_json(json.loads(arguments.model_json))
-    except (ValueError, TypeError) as error:
-        parser.error(f"--model-json: {error}")
-    out = _claim_stdout()
-    try:
-        reference = open_reference(folder, arguments.device)
-    except ModelError as error:
-        _send(out, {"ready": False, "error": str(error)})
-        sys.exit(f"headway: {error}")
-    serve(reference, folder, sys.stdin, out)
+    lines.main(parser, _open)
 
 
 if __name__ == "__main__":

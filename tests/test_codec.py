@@ -20,7 +20,7 @@ from headway.core import (
     Verification,
 )
 from headway.fingerprint import Machine, Treatment
-from headway.results import Generated, ModelFacts, Results
+from headway.results import Generated, ModelFacts, Results, Written
 
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
 EVENTS = st.builds(
@@ -49,7 +49,8 @@ def test_every_part_of_a_night_survives_json(factory):
     results = factory.make_night({"a": factory.Speed(fails=1), "b": factory.Speed(stamps=False)})
     parts = [*results.runs, *results.launches, *results.steps, *results.verifications.values()]
     parts += [results.machine, *results.models.values(), Generated("k", (1, 2), (0.5, 1.0))]
-    kinds = {Run, LaunchRecord, StepTiming, Verification, Machine, ModelFacts, Generated}
+    parts += [Written("m", "w", 1, ((1, 2), (3,)), ("ab", "é"), (0,))]
+    kinds = {Run, LaunchRecord, StepTiming, Verification, Machine, ModelFacts, Generated, Written}
     assert {type(part) for part in parts} == kinds
     for part in parts:
         assert through_json(type(part), part) == part
@@ -143,5 +144,6 @@ def test_results_has_no_part_that_this_file_forgot():
         "generated",
         "calibrations",
         "commits",
+        "written",
     }
     assert {field.name for field in dataclasses.fields(Results)} == known

@@ -45,7 +45,7 @@ ALLOWED_AT_TOP = "baseline, budget, engine, limit, reference, suite, workload"
         (
             "suite.lanches=3",
             "suite.lanches is not known; allowed: calibrate, description, dtype, "
-            "idle_timeout_s, launches, level_timeout_s, model, seed, step_batches, "
+            "idle_timeout_s, launches, level_timeout_s, load_workers, model, seed, step_batches, "
             "wait_quiet_s (did you mean launches?)",
         ),
         (
@@ -57,7 +57,8 @@ ALLOWED_AT_TOP = "baseline, budget, engine, limit, reference, suite, workload"
             "workload.w.output_token=3",
             "workload.w.output_token is not known; allowed: arrivals, burstiness, concurrency, "
             "fill_s, ignore_eos, mix, output_tokens, prefix, prompt_tokens, prompts, ramp, "
-            "rate_per_s, replay, replay_speed, requests, scale, slo, stages, temperature, top_p "
+            "rate_per_s, replay, replay_speed, requests, requests_file, scale, send, slo, stages, "
+            "temperature, think_s, top_p, turns "
             "(did you mean output_tokens?)",
         ),
         (

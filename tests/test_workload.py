@@ -200,6 +200,7 @@ CHANGED = {
     "turn": 1,
     "body": "{}",
     "endpoint": "/v1/chat/completions",
+    "texts": ("x",),
 }
 
 

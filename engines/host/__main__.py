@@ -51,7 +51,8 @@ def main() -> None:
     else:
         backend = ProcessBackend(_engine_command(given, folder))
     limits = Limits(folder.vocab_size, folder.context_length, given.max_unfinished)
-    front = Front(backend, lambda: _load_tokenizer(folder), served_name, limits, extra)
+    other = plan is not None and plan.other_tokenizer
+    front = Front(backend, lambda: _load_tokenizer(folder, other), served_name, limits, extra)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         cause = runner.run(serve(front, backend, given))
     if cause is not None:
@@ -141,9 +142,9 @@ def _engine_command(given: argparse.Namespace, folder: ModelFolder) -> list[str]
     return [sys.executable, str(BOOT), "headway.engines.host.loop", given.kind, *named]
 
 
-def _load_tokenizer(folder: ModelFolder) -> Tokenizer:
+def _load_tokenizer(folder: ModelFolder, other: bool) -> Tokenizer:
     if folder.name == fake.MODEL["name"]:
-        return fake.FakeTokenizer()
+        return fake.FakeTokenizer(all_bytes=other)
     from headway.engines.models.tokenizer import load_tokenizer  # needs the tokenizers library
 
     return load_tokenizer(folder)

@@ -22,6 +22,10 @@ class Tokenizer(Protocol):
     def eos_ids(self) -> tuple[int, ...]:
         """The ids that end an answer."""
 
+    @property
+    def begins(self) -> tuple[int, ...]:
+        """The ids that it puts before a text by itself, where it is told to add special tokens."""
+
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text; no special tokens are added."""
 
@@ -50,6 +54,7 @@ class FileTokenizer:
         self._path = folder.path
         self._tokenizer = _read_tokenizer(folder.path / "tokenizer.json")
         self._config = _read_config(folder.path)
+        self.begins = _begins(self._tokenizer)
         self._template = _compile(folder.path, self._config)
 
     def encode(self, text: str) -> list[int]:
@@ -97,6 +102,13 @@ def _read_tokenizer(file: Path) -> FastTokenizer:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
+
+
+def _begins(tokenizer: FastTokenizer) -> tuple[int, ...]:
+    """Return what stands before a text and not behind it; what would is for no prompt."""
+    plain, full = (tokenizer.encode("a", add_special_tokens=add).ids for add in (False, True))
+    front = len(full) - len(plain)
+    return tuple(full[:front]) if full[front:] == plain else ()
 
 
 def _read_config(path: Path) -> dict[str, Any]:

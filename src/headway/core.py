@@ -15,6 +15,10 @@ from typing import Literal
 FinishReason = Literal["stop", "length", "abort", "error"]
 IgnoreEos = Literal["emit", "ban", "none"]
 EventKind = Literal["content", "reasoning", "tool", "hidden"]
+# How a prompt reaches the server: as ids; as text; as a message that the server's own chat template
+# is put around; or as it stands in a file of the user's own requests.
+PromptPath = Literal["ids", "text", "chat", "requests_file"]
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +26,11 @@ class Request:
     """One request as the workload made it, before anything was sent.
 
     Of a conversation (`session`, from turn 0 on) the prompt holds a turn's own ids only: what was
-    said before stands in front of them as soon as it is known. With a `body` (an OpenAI request as
-    JSON) that is what is sent, and the fields only repeat what it says: ids are not known then,
-    and `max_tokens` is None where it sets no limit.
+    said before stands in front of them as soon as it is known. With `texts` a text is sent, which
+    stands for exactly these ids; to the chat endpoint as messages, the user's and the assistant's
+    in turn, and once they hold an answer no ids are known. With a `body` (an OpenAI request as
+    JSON) that is what is sent, and the fields only repeat what it says: ids are not known then, and
+    `max_tokens` is None where it sets no limit.
     """
 
     index: int
@@ -37,7 +43,8 @@ class Request:
     session: int | None = None
     turn: int = 0
     body: str | None = None
-    endpoint: str = "/v1/completions"
+    endpoint: str = COMPLETIONS
+    texts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +86,7 @@ class RequestRecord:
     loop); `sent_s` is when its first byte left (None: never sent); `ended_s` is when the response
     ended or failed (None: still in flight when the Run was closed). `connect_s` is how long it took
     to connect for it, before it was sent (None: a connection was there). `asked_prompt_tokens` is 0
-    for a prompt that was sent as text, `asked_tokens` None where no limit was set.
+    where nobody but the server knows the prompt's ids, `asked_tokens` None where no limit was set.
     """
 
     index: int
@@ -203,6 +210,7 @@ class Run:
     `engine` holds what was seen of the engine besides: peak_rss_bytes of its processes when the
     Run ended, and its warm-up (warmup_requests, warmup_s, warmup_failed). `calibration` holds the
     seconds of the calibration kernels just before and just after it; empty where there are none.
+    `begin_tokens` is how many tokens the model's own tokenizer puts before a prompt that is text.
     """
 
     case: Case
@@ -218,6 +226,8 @@ class Run:
     engine: Mapping[str, float] = field(default_factory=dict)
     calibration: tuple[Mapping[str, float], ...] = ()
     invalid: tuple[str, ...] = ()
+    prompt_path: PromptPath = "ids"
+    begin_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

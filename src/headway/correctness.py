@@ -13,10 +13,11 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from headway import metrics
 from headway.core import Case, Request, RequestRecord, Run, Verification
-from headway.results import Generated, Results
+from headway.results import Generated, Results, Written
 from headway.suite.bodies import requests_in
-from headway.workload import Vocabulary, continued, make_requests, pair_key
+from headway.workload import Vocabulary, following, in_text, make_requests, pair_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,9 @@ TOLERANCES = {
     "float16": Tolerance(0.10, 0.01),
     "bfloat16": Tolerance(0.25, 0.02),
 }
+
+
+OTHER_IDS = "the server does not count as many tokens in its prompt as the text stands for"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,15 +88,32 @@ def tolerance_of(results: Results, instance: str) -> Tolerance:
 
 
 def requests_for(results: Results, case: Case, n: int, launch: int) -> tuple[Request, ...]:
-    """Return the first n requests of a case in a launch: prompts are made anew, never stored."""
+    """Return the first n requests of a case in a launch: prompts are made anew, never stored.
+
+    Except for texts, which must have been written (`Results.written`).
+    """
     workload = results.suite.workload(case.workload)
     if workload.prompts.bodies is not None:
         held = requests_in(workload.prompts.bodies)
         return tuple(replace(held[k % len(held)], index=k) for k in range(n))
-    # Fewer are a prefix of more, so that all levels share what is made here.
+    drawn = drawn_for(results, case, n, launch)[:n]
+    send = workload.prompts.send
+    if send == "ids":
+        return drawn
+    as_text = results.written[case.model, workload.name, launch]
+    written = zip(drawn, as_text.ids, as_text.texts, strict=False)
+    return tuple(in_text(one, ids, text, send) for one, ids, text in written)
+
+
+def drawn_for(results: Results, case: Case, n: int, launch: int) -> tuple[Request, ...]:
+    """Return requests as they are drawn, at least n; fewer are a prefix of more.
+
+    As many as the workload's largest level has, so that all levels share what is made here.
+    """
+    workload = results.suite.workload(case.workload)
     most = max(n, *(level.num_requests for level in workload.levels))
     vocabulary = _vocabulary(results, case.model)
-    return _made(workload.prompts, most, launch, results.suite.seed, vocabulary)[:n]
+    return _made(workload.prompts, most, launch, results.suite.seed, vocabulary)
 
 
 def _vocabulary(results: Results, model: str) -> Vocabulary:
@@ -101,8 +122,22 @@ def _vocabulary(results: Results, model: str) -> Vocabulary:
 
 
 def requests_of(results: Results, run: Run) -> tuple[Request, ...]:
-    """Make a Run's requests again."""
-    return requests_for(results, run.case, run.level.num_requests, run.launch)
+    """Make a Run's requests again, as the engine read them.
+
+    A text is read with what the model's tokenizer puts before it, where the server's counts say so.
+    """
+    requests = requests_for(results, run.case, run.level.num_requests, run.launch)
+    begins = _begins(results.written.get((run.case.model, run.case.workload, run.launch)), run)
+    if not begins:
+        return requests
+    return tuple(
+        replace(one, prompt_token_ids=(*begins, *one.prompt_token_ids)) for one in requests
+    )
+
+
+def _begins(written: Written | None, run: Run) -> tuple[int, ...]:
+    read = written is not None and run.prompt_path == "text" and metrics.tokens_added(run)
+    return written.begins if written is not None and read else ()
 
 
 def why_unverified(results: Results, case: Case) -> str | None:
@@ -113,6 +148,8 @@ def why_unverified(results: Results, case: Case) -> str | None:
     prompts = results.suite.workload(case.workload).prompts
     if prompts.bodies is not None:
         return "prompts are a user's own requests: which tokens they became is not known"
+    if prompts.send == "chat":
+        return "the server's own chat template is around the prompts: its tokens are not known"
     if prompts.greedy:
         return None
     how = f"temperature {prompts.temperature:g}, top_p {prompts.top_p:g}"
@@ -147,19 +184,25 @@ def _answers(results: Results, model: str) -> Iterator[tuple[tuple[int, ...], tu
     for run in results.runs:
         if run.case.model == model and why_unverified(results, run.case) is None:
             for request, record in _completed(results, run):
-                yield request.prompt_token_ids, record.output_token_ids or ()
+                if request.prompt_token_ids:
+                    yield request.prompt_token_ids, record.output_token_ids or ()
 
 
 def _completed(results: Results, run: Run) -> Iterator[tuple[Request, RequestRecord]]:
-    """Yield the requests that were answered, with all that their conversations had said."""
+    """Yield the requests that were answered, with all that their conversations had said.
+
+    Without ids where the server's count says that its text became other ones.
+    """
     before: tuple[Request, RequestRecord] | None = None
     for own, record in zip(requests_of(results, run), run.records, strict=False):
         request = own
         if own.turn and before is not None:
-            request = continued(own, before[0], before[1].output_token_ids or ())
+            request = following(own, before[0], before[1].events) or own
         before = request, record
         if record.completed:
-            yield request, record
+            text = run.prompt_path == "text"
+            other = text and record.prompt_tokens != len(request.prompt_token_ids)
+            yield replace(request, prompt_token_ids=()) if other else request, record
 
 
 def equality(results: Results, case: Case) -> Equality:
@@ -202,6 +245,8 @@ def _verification(
     results: Results, prompt: tuple[int, ...], output: tuple[int, ...] | None
 ) -> Verification:
     """Return what the reference said of an answer; `error` where it said nothing."""
+    if not prompt:
+        return Verification("", error=OTHER_IDS)
     if output is None:
         return Verification("", error="the server sent no token ids")
     key = _key(prompt, output)

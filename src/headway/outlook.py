@@ -97,10 +97,17 @@ def describe(loaded: Suite, known: Known) -> str:
     return "\n".join(lines) + "\n"
 
 
+PATHS = {
+    "text": " sent as text",
+    "chat": " sent through the server's chat template: outputs are not verified",
+}
+
+
 def _requests(loaded: Suite) -> Iterable[str]:
     for workload in loaded.workloads:
         prompts = workload.prompts
-        yield f"workload {workload.name}: {_lengths(prompts)}, {prompts.kind} prompts"
+        path = PATHS.get(prompts.path, "")
+        yield f"workload {workload.name}: {_lengths(prompts)}, {prompts.kind} prompts{path}"
         if (prefix := prompts.prefix) is not None:
             yield (
                 f"  {prefix.share:.0%} of prompts have one of {prefix.groups} shared prefixes of "

@@ -42,6 +42,28 @@ class Generated:
 
 
 @dataclass(frozen=True, slots=True)
+class Written:
+    """The prompts of a workload in one launch as texts, each of which becomes its ids again.
+
+    Request k has `ids[k]` and `texts[k]`: what was drawn is changed where its text would not do, so
+    that it can be drawn again only with the model's tokenizer. `begins` are the ids that this
+    tokenizer itself puts before a text which is sent as a prompt.
+    """
+
+    model: str
+    workload: str
+    launch: int
+    ids: tuple[tuple[int, ...], ...]
+    texts: tuple[str, ...]
+    begins: tuple[int, ...] = ()
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        """What names it: model, workload, launch."""
+        return (self.model, self.workload, self.launch)
+
+
+@dataclass(frozen=True, slots=True)
 class Sample:
     """A cell's value in one launch; None with the reason why there is none."""
 
@@ -73,6 +95,7 @@ class Results:
     verifications: Mapping[str, Verification] = field(default_factory=dict)
     generated: tuple[Generated, ...] = ()
     calibrations: tuple[Calibration, ...] = ()
+    written: Mapping[tuple[str, str, int], Written] = field(default_factory=dict)
 
     def runs_of(self, case: Case) -> Mapping[int, Run]:
         """Return the last attempt of each launch of a case."""

@@ -17,13 +17,14 @@ from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 from headway import lengths
-from headway.core import Request
+from headway.core import CHAT, PromptPath, Request, TokenEvent
 from headway.lengths import Length, Part, Trace
 
 Maker = Callable[[random.Random, int], list[int]]
 PromptKind = Literal["uniform", "recall"]
 MIN_RECALL_TOKENS = 12
-LATER_FIELDS = frozenset(("session", "turn", "body", "endpoint"))
+Send = Literal["ids", "text", "chat"]
+LATER_FIELDS = frozenset(("session", "turn", "body", "endpoint", "texts"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,8 @@ class Prompts:
     None. With more than one of `turns`, so many requests in a row are a conversation, whose next
     turn is due `think_s` after an answer; lengths are of a turn's own ids. With `bodies` requests
     are a user's own, and nothing here is drawn. With a temperature above 0 outputs are sampled,
-    each request with a seed of its own.
+    each request with a seed of its own. `send` is the path that prompts take to the server: ids, a
+    text that stands for exactly those ids, or that text as a message of a chat.
     """
 
     name: str
@@ -90,6 +92,12 @@ class Prompts:
     turns: int = 1
     think_s: float = 0.0
     bodies: Bodies | None = None
+    send: Send = "ids"
+
+    @property
+    def path(self) -> PromptPath:
+        """How prompts reach the server."""
+        return self.send if self.bodies is None else "requests_file"
 
     @property
     def greedy(self) -> bool:
@@ -125,6 +133,26 @@ def make_requests(
             )
         )
     return tuple(requests)
+
+
+def in_text(request: Request, ids: Sequence[int], text: str, send: Send) -> Request:
+    """Return a request that is sent as a text, which stands for exactly these ids."""
+    endpoint = CHAT if send == "chat" else request.endpoint
+    return replace(request, prompt_token_ids=tuple(ids), texts=(text,), endpoint=endpoint)
+
+
+def following(own: Request, before: Request, events: Sequence[TokenEvent]) -> Request | None:
+    """Return a turn's request as it is sent after an answer; None where the answer's ids lack.
+
+    A chat goes on with the answer's text, of which only the server knows the ids; anything else
+    with its ids.
+    """
+    if before.texts:
+        answer = "".join(event.text for event in events if event.kind == "content")
+        return replace(own, prompt_token_ids=(), texts=(*before.texts, answer, *own.texts))
+    if any(event.token_ids is None for event in events):
+        return None
+    return continued(own, before, [t for event in events for t in event.token_ids or ()])
 
 
 def continued(request: Request, before: Request, output: Sequence[int]) -> Request:

@@ -10,7 +10,7 @@ from headway import sse
 from headway.core import Request
 from headway.loadgen.payload import Recipient, payload
 from headway.transport import Exchange
-from headway.workload import continued
+from headway.workload import following
 
 # Yields the bytes of a turn, and is given what came of it.
 Turns = Generator[bytes, Exchange, None]
@@ -59,22 +59,16 @@ def _once(data: bytes) -> Turns:
 def _turns(requests: Sequence[Request], recipient: Recipient) -> Turns:
     """Yield each turn with all that was said before it; ends early when an answer fails.
 
-    Only what must be known for the next turn is read here, while the clock runs: the ids of an
-    answer that has ended.
+    Only what must be known for the next turn is read here, while the clock runs: the ids or the
+    text of an answer that has ended.
     """
     request = requests[0]
-    for following in [*requests[1:], None]:
+    for own in [*requests[1:], None]:
         exchange = yield payload(request, recipient)
-        if following is None or exchange.error is not None or exchange.status != 200:
+        if own is None or exchange.error is not None or exchange.status != 200:
             return
-        output = _output_ids(exchange)
-        if output is None:
+        stream = sse.parse(exchange.body)
+        turn = None if stream.error is not None else following(own, request, stream.events)
+        if turn is None:
             return
-        request = continued(following, request, output)
-
-
-def _output_ids(exchange: Exchange) -> tuple[int, ...] | None:
-    stream = sse.parse(exchange.body)
-    if stream.error is not None or any(event.token_ids is None for event in stream.events):
-        return None
-    return tuple(token for event in stream.events for token in event.token_ids or ())
+        request = turn

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from headway.core import Capabilities, Request
+from headway.core import CHAT, Capabilities, Request
 from headway.transport import Target
 
 
@@ -34,7 +35,7 @@ def _body(request: Request, recipient: Recipient) -> dict[str, Any]:
     can = recipient.can
     body: dict[str, Any] = {
         "model": recipient.model,
-        "prompt": list(request.prompt_token_ids),
+        **_prompt(request),
         "max_tokens": request.max_tokens,
         "temperature": request.temperature,
         "top_p": request.top_p,
@@ -47,6 +48,17 @@ def _body(request: Request, recipient: Recipient) -> dict[str, Any]:
     if request.ignore_eos and can.ignore_eos != "none":
         body["ignore_eos"] = True
     return body
+
+
+def _prompt(request: Request) -> dict[str, Any]:
+    if not request.texts:
+        return {"prompt": list(request.prompt_token_ids)}
+    if request.endpoint != CHAT:
+        (text,) = request.texts
+        return {"prompt": text}
+    roles = itertools.cycle(("user", "assistant"))
+    said = zip(roles, request.texts, strict=False)
+    return {"messages": [{"role": role, "content": text} for role, text in said]}
 
 
 def _given(request: Request, recipient: Recipient) -> dict[str, Any]:

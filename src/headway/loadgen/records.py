@@ -10,7 +10,7 @@ from headway import sse
 from headway.core import Request, RequestError, RequestRecord, TokenEvent
 from headway.loadgen.drive import Drive, Sent
 from headway.transport import Exchange
-from headway.workload import continued
+from headway.workload import following
 
 TIME_WAS_OVER = "the level's time was over before this request was due"
 NO_IDS = "the answer before it came without token ids, which the next turn begins with"
@@ -25,14 +25,15 @@ def records(driven: Drive, requests: Sequence[Request]) -> tuple[RequestRecord, 
     found: list[RequestRecord] = []
     before: tuple[Request, RequestRecord] | None = None
     for place, own in enumerate(requests):
-        request = own
+        turn: Request | None = own
         if own.turn and before is not None:
-            request = continued(own, before[0], before[1].output_token_ids or ())
+            turn = following(own, before[0], before[1].events)
+        request = turn or own
         if place in sent:
             found.append(_record(driven.start_s, sent[place], request))
         elif own.turn and found[-1].error is not None:
             found.append(_not_sent(driven, place, request, "the turn before it failed"))
-        elif own.turn and found[-1].output_token_ids is None:
+        elif turn is None:
             found.append(_not_sent(driven, place, request, NO_IDS))
         else:
             found.append(_not_sent(driven, place, request, TIME_WAS_OVER))

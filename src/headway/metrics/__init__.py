@@ -24,8 +24,11 @@ from headway.metrics.run import (
     success_rate,
     token_accuracy,
     token_goodput,
+    tokens_added,
+    tokens_added_each,
     tokens_per_event,
     union_length,
+    wrong_counts,
 )
 from headway.metrics.table import ALL, LAUNCH_TIME, TABLE, VERSION, Direction, Metric, step_metric
 
@@ -54,10 +57,13 @@ __all__ = [
     "token_accuracy",
     "token_goodput",
     "token_problems",
+    "tokens_added",
+    "tokens_added_each",
     "tokens_per_event",
     "tpot_s",
     "ttfc_s",
     "ttft_s",
     "ttft_sent_s",
     "union_length",
+    "wrong_counts",
 ]

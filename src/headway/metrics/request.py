@@ -77,8 +77,11 @@ def itl_s(record: RequestRecord) -> list[float]:
     return [later - earlier for earlier, later in itertools.pairwise(times)]
 
 
-def token_problems(record: RequestRecord) -> list[str]:
-    """Name every way in which counts disagree: asked, usage, ids. What is not counted is wrong."""
+def token_problems(record: RequestRecord, added: int = 0) -> list[str]:
+    """Name every way in which counts disagree: asked, usage, ids. What is not counted is wrong.
+
+    `added` is how many tokens the server puts around each prompt of the Run; see `tokens_added`.
+    """
     problems = []
     ids, usage, limit = record.output_token_ids, record.completion_tokens, record.asked_tokens
     if ids is not None and usage is not None and len(ids) != usage:
@@ -93,6 +96,7 @@ def token_problems(record: RequestRecord) -> list[str]:
         why = "ended for length" if record.finish_reason == "length" else "was to go on at its end"
         problems.append(f"{count} of {asked} tokens came, yet it {why}")
     prompt, sent = record.prompt_tokens, record.asked_prompt_tokens
-    if sent and prompt is not None and prompt != sent:
-        problems.append(f"usage says {prompt} prompt tokens, {sent} ids were sent")
+    if sent and prompt is not None and prompt != sent + added:
+        more = f", {added} more are put around each" if added else ""
+        problems.append(f"usage says {prompt} prompt tokens, {sent} ids were asked for{more}")
     return problems

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from headway.core import RequestRecord, Run
@@ -151,7 +152,45 @@ def token_accuracy(run: Run) -> float | None:
     done = [r for r in run.records if r.completed]
     if not done:
         return None
-    return sum(not token_problems(r) for r in done) / len(done)
+    wrong = {index for index, _ in wrong_counts(run)}
+    return (len(done) - len(wrong)) / len(done)
+
+
+def wrong_counts(run: Run) -> list[tuple[int, str]]:
+    """Return (request, problem) for every way in which counts of completed requests disagree."""
+    added = tokens_added(run)
+    return [
+        (record.index, problem)
+        for record in run.records
+        if record.completed
+        for problem in token_problems(record, added)
+    ]
+
+
+def tokens_added_each(run: Run) -> list[int]:
+    """Return by how many tokens each completed request's prompt was longer than what was asked.
+
+    By the server's usage; of prompts whose ids nobody else knows, and without usage, none.
+    """
+    return [
+        record.prompt_tokens - record.asked_prompt_tokens
+        for record in run.records
+        if record.completed and record.asked_prompt_tokens and record.prompt_tokens is not None
+    ]
+
+
+def tokens_added(run: Run) -> int:
+    """Return how many tokens the server puts around each prompt, as far as that can be right.
+
+    Around ids none. Before a text none, or what the model's own tokenizer puts there. Around a
+    message of a chat whatever the template holds, as long as it is the same around most: a request
+    with another number was read as other tokens than were asked for.
+    """
+    counts = Counter(tokens_added_each(run))
+    most = min(counts, key=lambda n: (-counts[n], n), default=0)
+    if run.prompt_path == "chat":
+        return max(0, most)
+    return most if run.prompt_path == "text" and most == run.begin_tokens else 0
 
 
 def peak_memory(run: Run) -> float | None:

@@ -1,5 +1,6 @@
 """The night: the plan and its order, the journal, resuming, the lock on the device."""
 
+from headway.night.asked import ReferenceFailure
 from headway.night.journal import JournalError, read
 from headway.night.lab import Driven, Engine, Lab, Reference
 from headway.night.live import LiveLaunch, measure_all, second_look
@@ -9,7 +10,6 @@ from headway.night.plan import PlannedLaunch, order
 from headway.night.real import RealLab, Start
 from headway.night.screen import Screen
 from headway.night.session import Night, PythonFor, begin, python_of
-from headway.night.verify import ReferenceFailure
 
 __all__ = [
     "DeviceBusy",

@@ -19,7 +19,7 @@ from typing import Any
 from headway import codec
 from headway.core import Calibration, LaunchRecord, Run, StepTiming, Verification
 from headway.fingerprint import Machine
-from headway.results import Generated, ModelFacts, Results
+from headway.results import Generated, ModelFacts, Results, Written
 from headway.suite import Suite
 
 SCHEMA = 1
@@ -72,6 +72,7 @@ _TYPES: dict[str, Any] = {
     "verification": Verification,
     "generated": Generated,
     "calibration": Calibration,
+    "written": Written,
     "end": End,
 }
 _NAMES = {kind: name for name, kind in _TYPES.items()}
@@ -177,6 +178,7 @@ def _results(items: list[Any]) -> Results:
         verifications={item.key: item for item in items if isinstance(item, Verification)},
         generated=tuple(item for item in items if isinstance(item, Generated)),
         calibrations=tuple(item for item in items if isinstance(item, Calibration)),
+        written={item.key: item for item in items if isinstance(item, Written)},
     )
 
 
@@ -206,6 +208,8 @@ def _with_item(results: Results, item: Any) -> Results:
         return replace(results, expected=tuple(cells))
     if isinstance(item, End):
         return replace(results, finished=True)
+    if isinstance(item, Written):
+        return replace(results, written={**results.written, item.key: item})
     attribute = _ATTRIBUTES[type(item)]
     more: dict[str, Any] = {attribute: (*getattr(results, attribute), item)}
     return replace(results, **more)

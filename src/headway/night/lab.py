@@ -76,6 +76,19 @@ class Reference(Protocol):
         """Continue a prompt."""
 
 
+class Writer(Protocol):
+    """A model's tokenizer, which writes prompts as text."""
+
+    @property
+    def begins(self) -> tuple[int, ...]:
+        """The ids that it puts before a text by itself."""
+
+    def write(
+        self, ids: Sequence[int], fixed: Sequence[int], seed: str
+    ) -> tuple[tuple[int, ...], str]:
+        """Return ids that stand for a text, as many as asked for, and the text."""
+
+
 class Lab(Protocol):
     """Starts engines, knows the machine, and tells the time."""
 
@@ -96,6 +109,9 @@ class Lab(Protocol):
 
     def reference(self, model: str) -> AbstractContextManager[Reference]:
         """Start the reference for a model, for the length of the block."""
+
+    def writer(self, model: str) -> AbstractContextManager[Writer]:
+        """Start the tokenizer of a model, for the length of the block."""
 
     def close(self) -> None:
         """End what the lab keeps running beside the engines."""

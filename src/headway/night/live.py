@@ -13,6 +13,7 @@ from dataclasses import replace
 from headway import arrivals, correctness, validity
 from headway.core import Case, LaunchRecord, Level, Request, Run, StepTiming
 from headway.engines.launch import LaunchError
+from headway.night.asked import ReferenceFailure
 from headway.night.lab import Engine
 from headway.night.plan import PRIMING, PlannedLaunch, order
 from headway.night.session import Night
@@ -105,6 +106,7 @@ class LiveLaunch:
         night.say(f"{planned.name}: starting")
         prompt = correctness.launch_prompt(night.results, planned.cases[0].model)
         try:
+            self._write_texts()
             engine = lab.start(planned, prompt)
         except (LaunchError, OSError, ValueError) as error:
             kind = error.kind if isinstance(error, LaunchError) else "launch_failed"
@@ -114,6 +116,17 @@ class LiveLaunch:
         made = replace(record, launch_s=engine.launch_s, info=engine.info)
         night.add(replace(made, first_output=engine.first_output))
         return True
+
+    def _write_texts(self) -> None:
+        """Write the prompts that are sent as text, all before the engine runs beside it."""
+        night = self.night
+        for case in self.planned.cases:
+            level = night.suite.level(case)
+            try:
+                night.write_texts(case, level.num_requests, self.planned.launch)
+                night.write_texts(case, _warm_up_requests(level), PRIMING)
+            except ReferenceFailure as error:
+                raise LaunchError("no_text", f"workload {case.workload}: {error}") from error
 
     def _died(self, case: Case) -> None:
         """Journal that the engine ended, or serves no more, with the last it said."""
@@ -150,6 +163,8 @@ class LiveLaunch:
             client=driven.client,
             engine={**driven.engine, **warm_up},
             calibration=(before, after) if before and after else (),
+            prompt_path=night.suite.workload(case.workload).prompts.path,
+            begin_tokens=night.begin_tokens(case, self.planned.launch),
         )
         night.add(replace(run, invalid=validity.problems(run, night.bands())))
 
@@ -158,10 +173,8 @@ class LiveLaunch:
 
     def _warm_up(self, engine: Engine, case: Case, level: Level) -> dict[str, float]:
         """Warm up a level, on prompts that no launch is measured with: those of launch 0."""
-        together = level.concurrency or 1
-        return dict(
-            engine.warm_up(case, level, self._requests(case, together * WARMUP_WAVES, PRIMING))
-        )
+        requests = self._requests(case, _warm_up_requests(level), PRIMING)
+        return dict(engine.warm_up(case, level, requests))
 
     @property
     def max_batch(self) -> int | None:
@@ -203,6 +216,10 @@ class LiveLaunch:
             raise LaunchError("failed", f"{self.planned.name} is not running: {self.failure}")
         assert self.engine is not None
         return self.engine
+
+
+def _warm_up_requests(level: Level) -> int:
+    return (level.concurrency or 1) * WARMUP_WAVES
 
 
 def measure_all(night: Night, cases: Collection[Case]) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from headway import arrivals, loadgen, transport
 from headway.core import Case, EngineInfo, Level, Request
 from headway.engines.launch import HERE, Endpoint, LaunchError, LaunchSpec, launched, tail
-from headway.night import machine, verify
+from headway.night import machine, texts, verify
 from headway.night.lab import Driven
 from headway.night.machine import Kernels
 from headway.night.models import PreparedModel
@@ -129,9 +129,16 @@ class RealLab:
     def reference(self, model: str) -> Iterator[verify.Reference]:
         """Start transformers for a model, in a process of its own."""
         log = self.folder / "logs" / "reference.log"
-        log.parent.mkdir(parents=True, exist_ok=True)
         python, folder = self.reference_python(model), self.prepared[model].folder
         with verify.reference(python, folder, self.device, log, self.screen.status) as running:
+            yield running
+
+    @contextlib.contextmanager
+    def writer(self, model: str) -> Iterator[texts.TokenizerProcess]:
+        """Start a model's tokenizer, in a process of its own."""
+        log = self.folder / "logs" / "texts.log"
+        python, folder = self.reference_python(model), self.prepared[model].folder
+        with texts.writer(python, folder, log, self.screen.status) as running:
             yield running
 
     def close(self) -> None:

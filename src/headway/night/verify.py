@@ -2,66 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import subprocess
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from headway.core import Verification
 from headway.correctness import Pair
-from headway.engines import launch as launcher
+from headway.night.asked import Asked, ReferenceFailure, asked
 from headway.results import Generated
 from headway.workload import pair_key
 
-# Loading a large model takes minutes; nothing that it is asked later should take longer.
-ANSWER_TIMEOUT_S = 1800.0
 
-
-class ReferenceFailure(RuntimeError):
-    """The reference did not answer; the message is one sentence."""
-
-
+@dataclass(frozen=True, slots=True)
 class Reference:
-    """A running reference: answers one line of JSON per line, each within `timeout_s`."""
+    """A running reference for one model."""
 
-    def __init__(
-        self, process: subprocess.Popen[str], log: Path, timeout_s: float = ANSWER_TIMEOUT_S
-    ) -> None:
-        self._process = process
-        self._log = log
-        self._timeout_s = timeout_s
-
-    def ask(self, **question: Any) -> dict[str, Any]:
-        """Send one question and wait for its answer."""
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # the answer that does not come says why
-            self._process.stdin.write(json.dumps(question) + "\n")
-            self._process.stdin.flush()
-        return self.answer()
-
-    def answer(self) -> dict[str, Any]:
-        """Read one answer; raises ReferenceFailure when the process ended instead."""
-        assert self._process.stdout is not None
-        watchdog = threading.Timer(self._timeout_s, self._process.kill)
-        watchdog.start()
-        try:
-            answer: dict[str, Any] = json.loads(self._process.stdout.readline())
-        except ValueError as error:  # the end, or half a line
-            said = launcher.tail(self._log, 1) or "it said nothing"
-            raise ReferenceFailure(f"the reference ended: {said}") from error
-        finally:
-            watchdog.cancel()
-        if answer.get("ready") is False:
-            raise ReferenceFailure(f"the reference cannot be loaded: {answer.get('error')}")
-        return answer
+    process: Asked
 
     def verify(self, pair: Pair) -> Verification:
         """Judge one output by one teacher-forced pass."""
-        answer = self.ask(
+        answer = self.process.ask(
             op="verify",
             id=pair.key,
             prompt=list(pair.prompt),
@@ -82,7 +44,7 @@ class Reference:
     def generate(self, prompt: tuple[int, ...], max_tokens: int, ignore_eos: bool) -> Generated:
         """Have the reference continue a prompt by its own `generate`."""
         key = pair_key(prompt, ())
-        answer = self.ask(
+        answer = self.process.ask(
             op="generate", id=key, prompt=list(prompt), max_tokens=max_tokens, ignore_eos=ignore_eos
         )
         if "error" in answer:
@@ -95,24 +57,7 @@ def reference(
     python: Path, model: Mapping[str, Any], device: str, log: Path, say: Callable[[str], None]
 ) -> Iterator[Reference]:
     """Start the reference for a model; it ends with the block, or with us."""
-    command = [str(python), str(launcher.HERE / "boot.py"), "headway.engines.reference"]
-    command += ["--model-json", json.dumps(dict(model)), "--device", device]
     say(f"reference for {model['name']}: loading")
-    with (
-        log.open("a", encoding="utf-8") as errors,
-        subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
-        ) as process,
-    ):
-        assert process.stdin is not None
-        try:
-            running = Reference(process, log)
-            running.answer()
-            yield running
-        finally:
-            with contextlib.suppress(BrokenPipeError):
-                process.stdin.close()
-            try:
-                process.wait(30)
-            except subprocess.TimeoutExpired:
-                process.kill()
+    module, options = "headway.engines.reference", ("--device", device)
+    with asked(python, module, model, log, "the reference", *options) as (process, _):
+        yield Reference(process)

@@ -73,7 +73,14 @@ def _run(results: Results, run: Run, hide: private.Private) -> shape.RunView:
         vllm_bench_serve=vllm_view.view(run),
         fill_s=run.level.fill_s,
         expected_hit_rate=_expected_hit_rate(results, run),
+        prompt_path=run.prompt_path,
+        added_prompt_tokens=_added(run),
     )
+
+
+def _added(run: Run) -> shape.Span | None:
+    counts = metrics.tokens_added_each(run)
+    return shape.Span(min(counts), max(counts)) if counts else None
 
 
 def _expected_hit_rate(results: Results, run: Run) -> float | None:

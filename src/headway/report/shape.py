@@ -4,6 +4,7 @@ docs/report.schema.json says the same to other programs; a test holds the two to
 and bytes throughout; what is undefined is None, and null in the file.
 
 Schema history: 1 (2026-11) first. 2 (2026-11) intervals, explanations, what is due, causes.
+3 (2026-11) fill time, expected hit rate, outputs that are not judged. 4 (2026-11) prompt path.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from headway.core import PromptPath
 from headway.fingerprint import Machine, Treatment
 from headway.suite import Limit
 from headway.verdict import Gate, Interval, Verdict
 from headway.verdict.split import EngineSplit
 
 FORMAT = "headway report"
-SCHEMA = 3
+SCHEMA = 4
 
 Key = tuple[str, str, str, str]
 
@@ -181,11 +183,22 @@ class Requests:
 
 
 @dataclass(frozen=True, slots=True)
+class Span:
+    """The least and the most of some counts."""
+
+    min: int
+    max: int
+
+
+@dataclass(frozen=True, slots=True)
 class RunView:
     """One case measured once within one launch: everything but the requests themselves.
 
     `fill_s` is the time within which a closed loop's slots began. `expected_hit_rate` is the share
     of prompt tokens that a perfect prefix cache would find; None without shared prefixes.
+    `added_prompt_tokens` is how many tokens the server counted in a prompt beside those that were
+    asked for: what its tokenizer puts before a text, what its template puts around a message. Of
+    the requests whose tokens both count; None without any.
     """
 
     launch: int
@@ -203,6 +216,8 @@ class RunView:
     vllm_bench_serve: Mapping[str, float | int | str | None]
     fill_s: float
     expected_hit_rate: float | None
+    prompt_path: PromptPath
+    added_prompt_tokens: Span | None
 
 
 @dataclass(frozen=True, slots=True)

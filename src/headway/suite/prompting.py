@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from headway.lengths import (
     MIXTURES,
@@ -20,12 +20,12 @@ from headway.lengths import (
 from headway.suite.bodies import read_bodies
 from headway.suite.traces import read_trace
 from headway.tables import Reader
-from headway.workload import MIN_RECALL_TOKENS, Prefix, Prompts, extremes
+from headway.workload import MIN_RECALL_TOKENS, Prefix, Prompts, Send, extremes
 
 PROMPT_KINDS = ("uniform", "recall")
 PROMPT_KEYS = (
     *("prompts", "prompt_tokens", "output_tokens", "mix", "replay", "scale", "prefix"),
-    *("temperature", "top_p", "ignore_eos", "turns", "think_s", "requests_file"),
+    *("temperature", "top_p", "ignore_eos", "turns", "think_s", "send", "requests_file"),
 )
 # What a file of requests says for itself.
 SAID_BY_BODIES = tuple(key for key in PROMPT_KEYS if key != "requests_file")
@@ -54,9 +54,13 @@ class PromptReader(Reader):
             prefix=self._prefix(where, table),
             turns=self.positive(where, table, "turns", int, 1),
             think_s=self.at_least_0(where, table, "think_s", 0.0),
+            send=self._send(where, table),
         )
         if prompts.think_s and prompts.turns == 1:
             raise self.fail(f"{where}.think_s", "needs turns: it passes between two of them")
+        if prompts.turns > 1 and prompts.send == "text":
+            message = "have no place in a plain text: send is 'text'; it must be 'chat' or 'ids'"
+            raise self.fail(f"{where}.turns", message)
         if kind == "recall":
             shortest = min(prompt for prompt, _ in extremes(prompts, 0))
             for key, given in (
@@ -65,12 +69,20 @@ class PromptReader(Reader):
             ):
                 if given:
                     raise self.fail(f"{where}.{key}", "cannot stand before recall prompts")
+            if prompts.send != "ids":
+                message = f"is {prompts.send!r}; recall prompts mean something as 'ids' only"
+                raise self.fail(f"{where}.send", message)
             if shortest < MIN_RECALL_TOKENS:
                 fixed = isinstance(prompts.prompt_tokens, int)
                 message = f"{'is' if fixed else 'has prompts of'} {shortest}; "
                 message += f"recall prompts have at least {MIN_RECALL_TOKENS}"
                 raise self.fail(f"{where}.{'prompt_tokens' if fixed else 'prompts'}", message)
         return prompts
+
+    def _send(self, where: str, table: Mapping[str, Any]) -> Send:
+        send: Send = self.get(where, table, "send", str, "ids")
+        self.choice(f"{where}.send", send, get_args(Send))
+        return send
 
     def _bodies(self, where: str, name: str, table: Mapping[str, Any]) -> Prompts:
         """Read the name of a file of requests, which say everything of themselves."""

@@ -37,7 +37,17 @@ def limits(
 
 
 def _within(results: Results, case: Case, metric: Metric) -> str:
-    """Say between which of the night's requests a percentile lies: what chance it leaves open."""
+    """Say between which of the night's requests a percentile lies: what chance it leaves open.
+
+    And of counts that are wrong, the first one.
+    """
+    if metric.name == "token_accuracy":
+        wrong = (
+            f"; launch {run.launch} request {index}: {problem}"
+            for run in _runs(results, case)
+            for index, problem in metrics.wrong_counts(run)
+        )
+        return next(wrong, "")
     if metric.percentile is None or metric.samples is None:
         return ""
     from headway.stats import intervals

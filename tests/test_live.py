@@ -14,6 +14,7 @@ from headway import arrivals, night, outlook, suite, validity, verdict
 from headway.fingerprint import read_machine
 from headway.night import Night, Screen
 from headway.night.session import read_commit
+from headway.transport import Target
 from headway.workload import lengths_of
 
 SUITE = """
@@ -279,3 +280,38 @@ def test_the_plan_says_what_a_night_will_do(tmp_path: Path) -> None:
     text = outlook.describe(loaded, outlook.Known(90.0, visible))
     assert "smallest visible change: ttft_p50 7%" in text
     assert "the last night over it measured for 1.5 minutes" in text
+
+
+KEY = "s3cr3t-0f-mine"
+
+
+def test_a_key_comes_from_the_environment_and_goes_into_no_file(
+    begin: Begin, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("MY_KEY", KEY)
+    sent: list[bytes] = []
+    post = Target.post
+
+    def noted(self: Target, *given: Any) -> bytes:
+        sent.append(post(self, *given))
+        return sent[-1]
+
+    monkeypatch.setattr(Target, "post", noted)
+    made = begin(
+        "concurrency = [1]\nrequests = 4", overrides=['engine.fake_a.api_key_env="MY_KEY"']
+    )
+    measure(made)
+    assert len(made.results.runs) >= 1
+    assert all(f"\r\nAuthorization: Bearer {KEY}\r\n".encode() in data for data in sent)
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert files
+    assert not [path for path in files if KEY.encode() in path.read_bytes()]
+
+
+def test_a_key_that_is_not_set_is_said(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MY_KEY", raising=False)
+    made = begin(overrides=['engine.fake_a.api_key_env="MY_KEY"'])
+    measure(made)
+    (record,) = made.results.launches
+    assert record.failure_kind == "no_api_key"
+    assert record.failure == "engine.fake_a.api_key_env is MY_KEY, which is not set here"

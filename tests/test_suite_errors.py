@@ -50,7 +50,8 @@ ALLOWED_AT_TOP = "baseline, budget, engine, limit, reference, suite, workload"
         ),
         (
             "engine.a.arg={}",
-            "engine.a.arg is not known; allowed: args, dtype, env, kind, model, port, python, "
+            "engine.a.arg is not known; allowed: api_key_env, args, dtype, env, kind, model, port, "
+            "python, "
             "reference, source, start_timeout_s (did you mean args?)",
         ),
         (

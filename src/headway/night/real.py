@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -96,10 +97,11 @@ class RealLab:
         """Start an engine and wait for its first token; raises LaunchError or OSError."""
         with contextlib.ExitStack() as stack:
             endpoint = stack.enter_context(launched(self.spec(planned)))
-            first = transport.run(_first_output(endpoint, prompt))
+            asked = self.suite.instance(planned.instance)
+            first = transport.run(_first_output(endpoint, asked, prompt))
             launch_s = endpoint.clock_since_start()
             info = endpoint.info()
-            _check_info(info, self.suite.instance(planned.instance), self.device)
+            _check_info(info, asked, self.device)
             return RealEngine(self, planned, endpoint, info, launch_s, first, stack.pop_all())
 
     def calibrate(self) -> Mapping[str, float]:
@@ -242,7 +244,7 @@ class RealEngine:
     ) -> loadgen.Share:
         suite = self.lab.suite
         return loadgen.Share(
-            recipient=_recipient(self.endpoint),
+            recipient=_recipient(self.endpoint, suite.instance(self.planned.instance)),
             requests=tuple(requests),
             level=level,
             offsets_s=times_s,
@@ -270,14 +272,21 @@ def _short(request: Request) -> Request:
     return replace(request, max_tokens=most, session=None, turn=0)
 
 
-def _recipient(endpoint: Endpoint) -> loadgen.Recipient:
+def _recipient(endpoint: Endpoint, asked: Instance) -> loadgen.Recipient:
+    """Return whom requests are for; raises LaunchError where the key that it wants is not set."""
+    key = None if asked.api_key_env is None else os.environ.get(asked.api_key_env)
+    if asked.api_key_env is not None and not key:
+        message = f"engine.{asked.name}.api_key_env is {asked.api_key_env}, which is not set here"
+        raise LaunchError("no_api_key", message)
     target = Target.parse(endpoint.base_url)
-    return loadgen.Recipient(target, endpoint.spec.served_name, endpoint.capabilities)
+    return loadgen.Recipient(target, endpoint.spec.served_name, endpoint.capabilities, key)
 
 
-async def _first_output(endpoint: Endpoint, prompt: tuple[int, ...]) -> tuple[int, ...]:
+async def _first_output(
+    endpoint: Endpoint, asked: Instance, prompt: tuple[int, ...]
+) -> tuple[int, ...]:
     """Ask for one token: an engine that gives none is not up."""
-    recipient, exchange = _recipient(endpoint), Exchange()
+    recipient, exchange = _recipient(endpoint, asked), Exchange()
     http = HttpTransport(recipient.target, idle_timeout_s=endpoint.spec.start_timeout_s)
     await http.send(loadgen.payload(Request(0, prompt, 1), recipient), exchange)
     await http.close()

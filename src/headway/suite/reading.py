@@ -154,6 +154,7 @@ class _Reader(GateReader, LoadReader):
             source=self.source(where, table),
             port=self.positive(where, table, "port", int, None, most=65535),
             start_timeout_s=self.positive(where, table, "start_timeout_s", float, 600.0),
+            api_key_env=self.get(where, table, "api_key_env", str, None),
         )
 
     def _check_references(self, suite: Suite) -> None:
@@ -201,5 +202,6 @@ _SUITE_KEYS = (
 )
 _ENGINE_KEYS = (
     *("kind", "model", "dtype", "args", "env", "python", "source", "port", "start_timeout_s"),
+    "api_key_env",
     "reference",
 )

@@ -16,6 +16,7 @@ class Instance:
     """A named engine of a suite: kind, arguments, environment.
 
     `source` is where its process is built from: `git:REV` for another commit, None for this tree.
+    `api_key_env` names the environment variable that holds the key its requests carry.
     """
 
     name: str
@@ -28,6 +29,7 @@ class Instance:
     source: str | None = None
     port: int | None = None
     start_timeout_s: float = 600.0
+    api_key_env: str | None = None
 
     @property
     def model_name(self) -> str:

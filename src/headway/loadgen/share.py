@@ -52,11 +52,19 @@ async def measure(
         begin=begin,
     )
     found = records(driven, share.requests)
+    return Measured(driven.end_s - driven.start_s, found, driven.client | _seen(found))
+
+
+def _seen(found: Sequence[RequestRecord]) -> dict[str, float]:
+    """Return what the records say of the client: events read together, connections made late."""
+    said = {}
     events = sum(len(one.events) for one in found)
     if events:
-        late = sum(sse.merged(one.events) for one in found)
-        driven.client["merged_events"] = late / events
-    return Measured(driven.end_s - driven.start_s, found, driven.client)
+        said["merged_events"] = sum(sse.merged(one.events) for one in found) / events
+    connects = [one.connect_s for one in found if one.connect_s is not None]
+    if connects:
+        said |= {"connections_made": float(len(connects)), "connect_max_s": max(connects)}
+    return said
 
 
 def split(share: Share, workers: int) -> tuple[Share, ...]:

@@ -16,6 +16,8 @@ from pathlib import Path
 # Run by its path, Python puts this folder first in sys.path; its modules are `detectors.…`.
 sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
+from arguments import positive  # noqa: E402
+
 from detectors import real_tools, record, recordings, table, work  # noqa: E402
 from detectors.injections import INJECTIONS  # noqa: E402
 from detectors.noise import PRESETS  # noqa: E402
@@ -70,25 +72,18 @@ def _parser() -> argparse.ArgumentParser:
         )
     parser.add_argument(
         "--nights",
-        type=_positive,
+        type=positive,
         help=f"under {work.MAIN}, a quarter elsewhere (default: {NIGHTS}; no end with --seconds)",
     )
     parser.add_argument(
         "--seconds", type=float, help="begin nothing after this; the rows say how far they came"
     )
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--processes", type=_positive, default=os.cpu_count() or 1)
+    parser.add_argument("--processes", type=positive, default=os.cpu_count() or 1)
     parser.add_argument(
         "--install", action="store_true", help="first make an environment for Apache Otava"
     )
     return parser
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} must be at least 1")
-    return value
 
 
 if __name__ == "__main__":

@@ -19,6 +19,8 @@ from pathlib import Path
 # Run by its path, Python puts this folder first in sys.path; its modules are `load.…`.
 sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
+from arguments import positive  # noqa: E402
+
 from headway.fingerprint import read_machine  # noqa: E402
 from headway.installer import EnvironmentFailed  # noqa: E402
 from load import environments, goals, memory, processes, table, work  # noqa: E402
@@ -79,8 +81,8 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help=f"some of: {', '.join(CLIENTS)} (default: all)",
     )
-    parser.add_argument("--streams", nargs="+", type=_positive, default=STREAMS, metavar="N")
-    parser.add_argument("--rounds", type=_positive, default=3)
+    parser.add_argument("--streams", nargs="+", type=positive, default=STREAMS, metavar="N")
+    parser.add_argument("--rounds", type=positive, default=3)
     parser.add_argument("--seconds", type=float, default=10.0, help="about how long one run sends")
     parser.add_argument("--limit", type=float, default=240.0, help="seconds after which a run ends")
     parser.add_argument("--seed", type=int, default=1)
@@ -88,13 +90,6 @@ def _parser() -> argparse.ArgumentParser:
         "--install", action="store_true", help="first make an environment for each peer"
     )
     return parser
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} must be at least 1")
-    return value
 
 
 def _cores() -> tuple[int, int]:

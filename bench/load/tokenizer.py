@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+
+from headway.engines.models.plain_tokenizer import word_level
 
 CHARACTERS = "".join(map(chr, range(32, 127)))
 
@@ -16,26 +17,8 @@ CHARACTERS = "".join(map(chr, range(32, 127)))
 def write(folder: Path) -> None:
     """Write the files that `AutoTokenizer.from_pretrained(folder)` reads."""
     folder.mkdir()
-    tokenizer: dict[str, Any] = {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [],
-        "normalizer": None,
-        "pre_tokenizer": {
-            "type": "Split",
-            "pattern": {"Regex": r"[\s\S]"},
-            "behavior": "Isolated",
-            "invert": False,
-        },
-        "post_processor": None,
-        "decoder": {"type": "Fuse"},
-        "model": {
-            "type": "WordLevel",
-            "vocab": {character: id for id, character in enumerate(CHARACTERS)},
-            "unk_token": "?",
-        },
-    }
+    vocabulary = {character: id for id, character in enumerate(CHARACTERS)}
+    tokenizer = word_level(vocabulary, "?", r"[\s\S]")
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
     (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")

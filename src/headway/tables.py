@@ -10,7 +10,7 @@ import json
 import math
 import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,18 @@ def read(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     for text in overrides:
         _override(table, text)
     return table
+
+
+def json_lines(path: Path, lines: Iterable[str | bytes]) -> Iterator[tuple[int, Any]]:
+    """Yield (number, value) of each line that is not blank; raises SuiteError naming the line."""
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            value = json.loads(line)
+        except ValueError as error:
+            raise SuiteError(f"{path} line {number} is not JSON: {error}") from error
+        yield number, value
 
 
 def find(name: str, folders: Iterable[Path]) -> Path:

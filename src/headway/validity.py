@@ -174,9 +174,11 @@ def _client(run: Run) -> Iterator[str]:
 def _merged(run: Run) -> Iterator[str]:
     """Events that are far enough apart were read one by one, unless the client was late."""
     share = run.client.get("merged_events", 0.0)
+    if share <= MAX_MERGED_EVENTS:
+        return
     late = max(run.client.get(f"{name}_lag_p99_s", 0.0) for name in ("loop", "read"))
     gap = stats.median([gap for record in run.records for gap in metrics.itl_s(record) if gap > 0])
-    if share > MAX_MERGED_EVENTS and gap is not None and late > gap:
+    if gap is not None and late > gap:
         yield (
             f"{share:.0%} of the events were read together with an earlier one, as the client was "
             f"late by {late * 1e3:.1f} ms (p99): the gaps between tokens are not known"

@@ -27,6 +27,13 @@ class Conversation:
     turns: Turns
     think_s: float = 0.0
 
+    def following(self, exchange: Exchange) -> bytes | None:
+        """Return the turn that follows an answer; None when there is none."""
+        try:
+            return self.turns.send(exchange)
+        except StopIteration:
+            return None
+
 
 def conversations(
     requests: Sequence[Request], recipient: Recipient, think_s: float = 0.0

@@ -8,7 +8,6 @@ the last response has ended.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -149,17 +148,16 @@ class _Sending:
 
     async def _hold(self, talk: Conversation, data: bytes, due_s: float) -> float:
         """Hold a conversation to its end; returns when its slot is free again."""
-        for place in itertools.count(talk.first):
+        place = talk.first
+        while True:
             sent = Sent(place, due_s, Exchange())
-            due_s = await self._one(data, sent) + talk.think_s
-            try:
-                data = talk.turns.send(sent.exchange)
-            except StopIteration:
-                self.spool.keep(sent.exchange.body)
-                return due_s - talk.think_s
+            ended_s = await self._one(data, sent)
+            following = talk.following(sent.exchange)
             self.spool.keep(sent.exchange.body)
+            if following is None:
+                return ended_s
+            data, place, due_s = following, place + 1, ended_s + talk.think_s
             await self._until(due_s)
-        raise AssertionError("a conversation has an end")
 
     async def _until(self, due_s: float) -> None:
         """Think: a turn has no schedule to keep that its loop's own timers would miss by much."""

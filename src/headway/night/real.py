@@ -207,10 +207,10 @@ class RealEngine:
         """Send a level's requests as it says; progress is drawn beside it."""
         self.endpoint.reset_peak_rss()
         # In closed loop each slot's first request has a time, the others follow.
-        slots_s = arrivals.slot_offsets(level.concurrency or 0, level.fill_s)
-        times_s = tuple(slots_s if level.closed else offsets_s)
+        slots = level.concurrency
+        times_s = offsets_s if slots is None else arrivals.slot_offsets(slots, level.fill_s)
         think_s = self.lab.suite.workload(case.workload).prompts.think_s
-        share = self._share(requests, level, times_s, think_s)
+        share = self._share(requests, level, tuple(times_s), think_s)
         measured = transport.run(self._shown(case, share))
         # After a death, what is left of its processes is not the engine.
         peak = self.endpoint.peak_rss_bytes() if self.serves() else None

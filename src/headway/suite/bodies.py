@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.core import Request
-from headway.tables import SuiteError
+from headway.tables import SuiteError, json_lines
 from headway.workload import Bodies
 
 ENDPOINTS = ("/v1/completions", "/v1/chat/completions")
@@ -44,19 +44,12 @@ def _data(path: Path) -> bytes:
 
 
 def _requests(path: Path, data: bytes) -> Iterator[Request]:
-    index = 0
-    for number, line in enumerate(data.split(b"\n"), start=1):
-        if line.strip():
-            yield _request(f"{path} line {number}", index, line)
-            index += 1
+    for index, (number, given) in enumerate(json_lines(path, data.split(b"\n"))):
+        yield _request(f"{path} line {number}", index, given)
 
 
-def _request(where: str, index: int, line: bytes) -> Request:
+def _request(where: str, index: int, given: Any) -> Request:
     """Read a body by itself, or one in the lines of OpenAI's batch files (`url`, `body`)."""
-    try:
-        given = json.loads(line)
-    except ValueError as error:
-        raise SuiteError(f"{where} is not JSON: {error}") from error
     if not isinstance(given, dict):
         raise SuiteError(f"{where} is {type(given).__name__}; it must be an object")
     batch = "body" in given

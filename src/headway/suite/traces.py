@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import csv
 import itertools
-import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from headway.lengths import Trace
-from headway.tables import SuiteError
+from headway.tables import SuiteError, json_lines
 
 COLUMNS = ("time_s", "prompt_tokens", "output_tokens")
 Row = tuple[int, Mapping[str, Any]]
@@ -59,13 +58,7 @@ def _csv(path: Path, lines: Iterable[str]) -> Iterator[Row]:
 
 
 def _jsonl(path: Path, lines: Iterable[str]) -> Iterator[Row]:
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise SuiteError(f"{path} line {number} is not JSON: {error}") from error
+    for number, row in json_lines(path, lines):
         if not isinstance(row, dict):
             raise SuiteError(f"{path} line {number} is no JSON object with {', '.join(COLUMNS)}")
         yield number, row

@@ -81,8 +81,8 @@ class HttpTransport:
             connection = self._idle.pop()
             if connection.open:
                 await self._exchange(connection, payload, exchange)
-                stale = exchange.error is not None and not connection.answered
-                if not stale or exchange.error is None or exchange.error.kind == "read_timeout":
+                error = exchange.error
+                if error is None or connection.answered or error.kind == "read_timeout":
                     return
                 # The server closed an idle connection as we used it: no byte of an answer was
                 # read, so the request may be sent again, and the record says so.

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -85,8 +86,8 @@ def test_an_engine_is_ready_and_leaves_nothing(tmp_path: Path) -> None:
         assert endpoint.alive()
         assert endpoint.info().kind == "fake"
         assert (endpoint.peak_rss_bytes() or 0) > 1 << 20
-        assert port_owners(endpoint.port) & set(pids)
-        port = endpoint.port
+        port = urlsplit(endpoint.base_url).port
+        assert port_owners(port) & set(pids)
     assert pids
     assert all(gone(pid) for pid in pids)
     assert port_owners(port) == set()

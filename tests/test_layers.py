@@ -15,9 +15,9 @@ INSTRUMENT = ROOT / "src" / "headway"
 # import each other. `headway` itself holds the version and nothing else.
 LAYERS = [
     {"headway", "core", "codec", "installer", "atomic", "console", "stamps", "timer"},
-    {"lengths"},
+    {"lengths", "engines"},
     {"workload", "arrivals", "stats", "roofline", "fingerprint", "lockfile", "tables"},
-    {"sse", "transport", "suite", "metrics", "engines", "perf_tests", "calibration", "mock_server"},
+    {"sse", "transport", "suite", "metrics", "perf_tests", "calibration", "mock_server"},
     {"loadgen", "validity", "telemetry", "results", "baseline", "source"},
     {"correctness", "pairs", "history", "decisions"},
     {"verdict", "night"},

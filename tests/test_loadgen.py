@@ -271,10 +271,11 @@ def test_a_blocked_event_loop_shows_as_lag():
 @pytest.mark.parametrize(
     ("can", "present", "absent"),
     [
-        (Capabilities(), ["ignore_eos", "return_token_ids", "stream_options"], ["seed"]),
+        (Capabilities(), ["ignore_eos", "stream_options"], ["seed", "return_token_ids"]),
+        (Capabilities(fields={"return_token_ids": True, "top_k": -1}), ["return_token_ids"], []),
         (Capabilities(ignore_eos="ban"), ["ignore_eos"], []),
-        (Capabilities(ignore_eos="none"), ["return_token_ids"], ["ignore_eos"]),
-        (Capabilities(ids_out=False), ["ignore_eos"], ["return_token_ids"]),
+        (Capabilities(ignore_eos="none"), ["stream_options"], ["ignore_eos"]),
+        (Capabilities(salt="cache_salt"), [], ["cache_salt"]),
         (Capabilities(usage_in_stream=False), ["ignore_eos"], ["stream_options"]),
     ],
 )
@@ -288,6 +289,15 @@ def test_only_fields_that_the_endpoint_understands_are_sent(can, present, absent
     assert (fields["stream"], fields["temperature"], fields["top_p"]) == (True, 0.0, 1.0)
     assert set(present) <= set(fields)
     assert not set(absent) & set(fields)
+
+
+def test_a_salt_is_sent_where_the_endpoint_has_a_field_for_it():
+    for salt, name in (("cache_salt", "cache_salt"), (None, "cache_salt")):
+        recipient = loadgen.Recipient(Target("h", 1), "m", Capabilities(salt=salt), salt="run 3")
+        fields = json.loads(
+            loadgen.payload(Request(0, (5,), 7), recipient).partition(b"\r\n\r\n")[2]
+        )
+        assert fields.get(name) == ("run 3" if salt else None)
 
 
 def test_what_a_request_asks_for_is_sent():

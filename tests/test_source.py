@@ -17,6 +17,7 @@ from headway import environment, source
 from headway.engines import launch
 from headway.engines.fake import MODEL, fake_tokens
 from headway.engines.launch import LaunchError, LaunchSpec, launched
+from headway.engines.servers.hosted import HOST
 from headway.source import Source, SourceError
 from headway.suite import Instance
 
@@ -466,7 +467,7 @@ def test_a_third_partys_engine_is_not_built_from_a_commit_of_headway(
     checkout: Repository, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert "no engine 'vllm', only fake, hf_static, ref" in not_built("vllm", home, checkout.folder)
-    monkeypatch.setitem(launch.LAUNCHERS, "vllm", launch.HOST)
+    monkeypatch.setattr("headway.source.LAUNCHERS", {"vllm": HOST})
     message = not_built("vllm", home, checkout.folder)
     assert message.endswith(
         "kind 'vllm' is not built from a commit; "

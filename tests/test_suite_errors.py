@@ -34,7 +34,7 @@ def refused(tmp_path):
     return read
 
 
-ALLOWED_AT_TOP = "baseline, budget, engine, limit, reference, suite, workload"
+ALLOWED_AT_TOP = "baseline, budget, engine, equal, limit, reference, suite, workload"
 
 
 @pytest.mark.parametrize(
@@ -45,14 +45,14 @@ ALLOWED_AT_TOP = "baseline, budget, engine, limit, reference, suite, workload"
         (
             "suite.lanches=3",
             "suite.lanches is not known; allowed: calibrate, description, dtype, "
-            "idle_timeout_s, launches, level_timeout_s, load_workers, model, seed, step_batches, "
-            "wait_quiet_s (did you mean launches?)",
+            "idle_timeout_s, launches, level_timeout_s, load_workers, model, replay_inside, seed, "
+            "step_batches, wait_quiet_s (did you mean launches?)",
         ),
         (
             "engine.a.arg={}",
-            "engine.a.arg is not known; allowed: api_key_env, args, dtype, env, kind, model, port, "
-            "python, "
-            "reference, source, start_timeout_s (did you mean args?)",
+            "engine.a.arg is not known; allowed: api_key_env, args, base_url, dtype, env, gpus, "
+            "image, kind, model, optional, port, python, reference, source, start_timeout_s, tuning "
+            "(did you mean args?)",
         ),
         (
             "workload.w.output_token=3",

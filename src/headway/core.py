@@ -87,6 +87,7 @@ class RequestRecord:
     ended or failed (None: still in flight when the Run was closed). `connect_s` is how long it took
     to connect for it, before it was sent (None: a connection was there). `asked_prompt_tokens` is 0
     where nobody but the server knows the prompt's ids, `asked_tokens` None where no limit was set.
+    `cached_prompt_tokens` of the prompt's came from the server's prefix cache, where it says so.
     """
 
     index: int
@@ -104,6 +105,7 @@ class RequestRecord:
     error: RequestError | None = None
     warnings: tuple[str, ...] = ()
     connect_s: float | None = None
+    cached_prompt_tokens: int | None = None
 
     @property
     def completed(self) -> bool:
@@ -203,6 +205,21 @@ class Calibration:
 
 
 @dataclass(frozen=True, slots=True)
+class Series:
+    """What was read of one gauge or counter while a Run lasted.
+
+    `at_s` counts from the Run's start: what was read before it is negative. `source` says who was
+    asked: the engine's own /metrics, the machine, or its GPU.
+    """
+
+    source: Literal["server", "machine", "gpu"]
+    name: str
+    unit: str
+    at_s: tuple[float, ...]
+    values: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Run:
     """One case measured once within one launch.
 
@@ -211,6 +228,7 @@ class Run:
     Run ended, and its warm-up (warmup_requests, warmup_s, warmup_failed). `calibration` holds the
     seconds of the calibration kernels just before and just after it; empty where there are none.
     `begin_tokens` is how many tokens the model's own tokenizer puts before a prompt that is text.
+    `series` are what server, machine and GPU said while it ran.
     """
 
     case: Case
@@ -228,17 +246,33 @@ class Run:
     invalid: tuple[str, ...] = ()
     prompt_path: PromptPath = "ids"
     begin_tokens: int = 0
+    series: tuple[Series, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What an endpoint understands. Only supported fields are sent."""
+    """What an endpoint understands. Only supported fields are sent.
 
+    `ids_in`, `ids_out`: token ids as a prompt, and beside each event. `ignore_eos`: whether an
+    answer can go on past its end: the mark is emitted, or banned, or it cannot. `cached_tokens`:
+    usage says how many of the prompt's tokens came from a prefix cache. `strict_fields`: a field
+    that it does not know is refused, and not ignored. `engine_stamps`, `control`: it is our host.
+    `fields` are sent in every request: what asks for ids, and what pins each default of sampling
+    that its model's or its own configuration would set otherwise. `salt` is the field that keeps
+    a request out of the prefix cache of those with another value (None: it has none).
+    """
+
+    ids_in: bool = True
     ids_out: bool = True
     ignore_eos: IgnoreEos = "emit"
     usage_in_stream: bool = True
+    cached_tokens: bool = False
+    logprobs: bool = False
+    strict_fields: bool = False
     engine_stamps: bool = False
     control: bool = False
+    fields: Mapping[str, object] = field(default_factory=dict)
+    salt: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +293,9 @@ class LaunchRecord:
     """One life of an engine process, as the night saw it. Launch 0 only primes compile caches.
 
     `launch_s` is from process start to the first token (None: it never gave one). `first_output`
-    is that first answer, verified with the others. `failure` is one sentence, or None.
+    is that first answer, verified with the others. `can` is what the endpoint was found to
+    understand, `notices` one sentence for each thing that it does otherwise than it says, or takes
+    without a word and without effect. `failure` is one sentence, or None.
     """
 
     instance: str
@@ -269,6 +305,8 @@ class LaunchRecord:
     launch_s: float | None = None
     info: EngineInfo | None = None
     first_output: tuple[int, ...] = ()
+    can: Capabilities | None = None
+    notices: tuple[str, ...] = ()
     failure_kind: str | None = None
     failure: str | None = None
 

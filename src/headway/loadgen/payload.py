@@ -13,12 +13,16 @@ from headway.transport import Target
 
 @dataclass(frozen=True, slots=True)
 class Recipient:
-    """Whom requests are written for: where it is, what it calls its model, what it understands."""
+    """Whom requests are written for: where it is, what it calls its model, what it understands.
+
+    Requests with the same `salt` may find each other's prompts in the prefix cache, and no others.
+    """
 
     target: Target
     model: str
     can: Capabilities = field(default_factory=Capabilities)
-    api_key: str | None = None
+    api_key: str | None = field(default=None, repr=False)
+    salt: str | None = None
 
 
 def payload(request: Request, recipient: Recipient) -> bytes:
@@ -40,11 +44,12 @@ def _body(request: Request, recipient: Recipient) -> dict[str, Any]:
         "temperature": request.temperature,
         "top_p": request.top_p,
         "stream": True,
+        **can.fields,
     }
     if request.seed is not None:
         body["seed"] = request.seed
-    if can.ids_out:
-        body["return_token_ids"] = True
+    if can.salt is not None and recipient.salt is not None:
+        body[can.salt] = recipient.salt
     if request.ignore_eos and can.ignore_eos != "none":
         body["ignore_eos"] = True
     return body

@@ -80,6 +80,7 @@ def _record(start_s: float, sent: Sent, request: Request) -> RequestRecord:
         error=error,
         warnings=warnings,
         connect_s=exchange.connect_s,
+        cached_prompt_tokens=stream.cached_prompt_tokens,
         **_asked(request),
     )
 

@@ -91,6 +91,11 @@ class RealLab:
             lock=self.lock,
             boot=self.starts[instance.name].boot,
             cwd=self.starts[instance.name].cwd,
+            equal=self.suite.equal if instance.tuning == "equal" else {},
+            gpus=instance.gpus,
+            image=instance.image,
+            base_url=instance.base_url,
+            api_key=_api_key(instance),
         )
 
     def start(self, planned: PlannedLaunch, prompt: tuple[int, ...]) -> RealEngine:
@@ -98,7 +103,7 @@ class RealLab:
         with contextlib.ExitStack() as stack:
             endpoint = stack.enter_context(launched(self.spec(planned)))
             asked = self.suite.instance(planned.instance)
-            first = transport.run(_first_output(endpoint, asked, prompt))
+            first = transport.run(_first_output(endpoint, prompt))
             launch_s = endpoint.clock_since_start()
             info = endpoint.info()
             _check_info(info, asked, self.device)
@@ -244,7 +249,7 @@ class RealEngine:
     ) -> loadgen.Share:
         suite = self.lab.suite
         return loadgen.Share(
-            recipient=_recipient(self.endpoint, suite.instance(self.planned.instance)),
+            recipient=_recipient(self.endpoint),
             requests=tuple(requests),
             level=level,
             offsets_s=times_s,
@@ -272,21 +277,24 @@ def _short(request: Request) -> Request:
     return replace(request, max_tokens=most, session=None, turn=0)
 
 
-def _recipient(endpoint: Endpoint, asked: Instance) -> loadgen.Recipient:
-    """Return whom requests are for; raises LaunchError where the key that it wants is not set."""
+def _api_key(asked: Instance) -> str | None:
+    """Return the key that its requests carry; raises LaunchError where it wants one not set."""
     key = None if asked.api_key_env is None else os.environ.get(asked.api_key_env)
     if asked.api_key_env is not None and not key:
         message = f"engine.{asked.name}.api_key_env is {asked.api_key_env}, which is not set here"
         raise LaunchError("no_api_key", message)
-    target = Target.parse(endpoint.base_url)
-    return loadgen.Recipient(target, endpoint.spec.served_name, endpoint.capabilities, key)
+    return key
 
 
-async def _first_output(
-    endpoint: Endpoint, asked: Instance, prompt: tuple[int, ...]
-) -> tuple[int, ...]:
+def _recipient(endpoint: Endpoint) -> loadgen.Recipient:
+    """Return whom requests are for, as the documentation of its kind has it."""
+    target, spec = Target.parse(endpoint.base_url), endpoint.spec
+    return loadgen.Recipient(target, spec.served_name, endpoint.launcher.can, spec.api_key)
+
+
+async def _first_output(endpoint: Endpoint, prompt: tuple[int, ...]) -> tuple[int, ...]:
     """Ask for one token: an engine that gives none is not up."""
-    recipient, exchange = _recipient(endpoint, asked), Exchange()
+    recipient, exchange = _recipient(endpoint), Exchange()
     http = HttpTransport(recipient.target, idle_timeout_s=endpoint.spec.start_timeout_s)
     await http.send(loadgen.payload(Request(0, prompt, 1), recipient), exchange)
     await http.close()

@@ -1,8 +1,9 @@
 """The TOML that says what a night runs on, checked whole before anything starts."""
 
+from headway.suite.instances import DTYPES
 from headway.suite.loads import ONE_LEVEL, level_names
 from headway.suite.prompting import PROMPT_KINDS
-from headway.suite.reading import DTYPES, load
+from headway.suite.reading import load
 from headway.suite.shape import (
     ALWAYS,
     GATED,

@@ -13,18 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from headway.suite.gates import GateReader
+from headway.suite.instances import DTYPES, InstanceReader
 from headway.suite.loads import Given, LoadReader
 from headway.suite.shape import (
     ALWAYS,
     BaselineGate,
-    Instance,
     Limit,
     ReferenceGate,
     Suite,
 )
 from headway.tables import read
 
-DTYPES = ("float32", "bfloat16", "float16")
 DEFAULT_LAUNCHES = 2
 
 
@@ -65,7 +64,7 @@ def _gates(
     return [*limited, *baseline.metrics, *(reference.metrics if reference is not None else ())]
 
 
-class _Reader(GateReader, LoadReader):
+class _Reader(GateReader, InstanceReader, LoadReader):
     """Reads the tables of a suite."""
 
     def suite(self, name: str, table: Mapping[str, Any]) -> Suite:
@@ -84,7 +83,8 @@ class _Reader(GateReader, LoadReader):
             self.get("suite", top, "model", str, "smollm2_135m"),
             self.choice("suite.dtype", dtype, DTYPES),
         )
-        instances = tuple(self.instance(n, t, *common) for n, t in engines.items())
+        equal = self.equal(self.get("", table, "equal", dict, {}))
+        instances = tuple(self.instance(n, t, equal, *common) for n, t in engines.items())
         marked = [n for n, t in engines.items() if t.get("reference") is True]
         reference = self.reference(table, instances, marked)
         launches = DEFAULT_LAUNCHES if reference is None else reference.first_pairs
@@ -113,49 +113,17 @@ class _Reader(GateReader, LoadReader):
             load_workers=self.positive("suite", top, "load_workers", int, 1),
             wait_quiet_s=self.get("suite", top, "wait_quiet_s", float, 0.0),
             calibrate=self.get("suite", top, "calibrate", bool, True),
+            equal=equal,
+            replay_inside=self.get("suite", top, "replay_inside", bool, False),
         )
         self._check_references(suite)
         return replace(suite, limits=suite.limits + _always(suite))
-
-    def source(self, where: str, table: Mapping[str, Any]) -> str | None:
-        source: str | None = self.get(where, table, "source", str, None)
-        if source is not None and not source.removeprefix("git:").strip("-"):
-            raise self.fail(f"{where}.source", f"is {source!r}; it must be git:REV")
-        if source is not None and not source.startswith("git:"):
-            raise self.fail(f"{where}.source", f"is {source!r}; it must be git:REV")
-        return source
 
     def step_batches(self, top: Mapping[str, Any]) -> tuple[int, ...]:
         batches = self.get("suite", top, "step_batches", list, [])
         if not all(type(b) is int and b > 0 for b in batches):
             raise self.fail("suite.step_batches", f"is {batches!r}; it must be whole numbers > 0")
         return tuple(batches)
-
-    def instance(self, name: str, table: Any, model: str, dtype: str) -> Instance:
-        where = f"engine.{name}"
-        if not isinstance(table, dict):
-            raise self.fail(where, f"is {table!r}; it must be a table")
-        self.known(where, table, _ENGINE_KEYS)
-        kind = self.get(where, table, "kind", str, None)
-        if kind is None:
-            raise self.fail(f"{where}.kind", "is missing")
-        dtype = self.get(where, table, "dtype", str, dtype)
-        env = self.get(where, table, "env", dict, {})
-        if not all(isinstance(value, str) for value in env.values()):
-            raise self.fail(f"{where}.env", "must hold strings only")
-        return Instance(
-            name=self.name(where, name),
-            kind=kind,
-            model=self.get(where, table, "model", str, model),
-            dtype=self.choice(f"{where}.dtype", dtype, DTYPES),
-            args=self.get(where, table, "args", dict, {}),
-            env=env,
-            python=self.get(where, table, "python", str, None),
-            source=self.source(where, table),
-            port=self.positive(where, table, "port", int, None, most=65535),
-            start_timeout_s=self.positive(where, table, "start_timeout_s", float, 600.0),
-            api_key_env=self.get(where, table, "api_key_env", str, None),
-        )
 
     def _check_references(self, suite: Suite) -> None:
         models: dict[str, str] = {}
@@ -188,7 +156,7 @@ class _Reader(GateReader, LoadReader):
             raise self.fail("suite.launches", message)
 
 
-_TABLES = ("suite", "engine", "workload", "limit", "baseline", "reference", "budget")
+_TABLES = ("suite", "engine", "equal", "workload", "limit", "baseline", "reference", "budget")
 _SUITE_KEYS = (
     *("description", "seed", "model", "dtype", "launches"),
     *(
@@ -198,10 +166,6 @@ _SUITE_KEYS = (
         "load_workers",
         "wait_quiet_s",
         "calibrate",
+        "replay_inside",
     ),
-)
-_ENGINE_KEYS = (
-    *("kind", "model", "dtype", "args", "env", "python", "source", "port", "start_timeout_s"),
-    "api_key_env",
-    "reference",
 )

@@ -16,7 +16,11 @@ class Instance:
     """A named engine of a suite: kind, arguments, environment.
 
     `source` is where its process is built from: `git:REV` for another commit, None for this tree.
-    `api_key_env` names the environment variable that holds the key its requests carry.
+    `api_key_env` names the environment variable that holds the key its requests carry. `gpus` are
+    those that it may see, by number or UUID (empty: all). `image` is the container it runs in, by
+    digest; `base_url` where it runs already. `tuning` is `vendor` (as its vendor recommends) or
+    `equal` (with the settings of the suite's `[equal]`). One that is `optional` is left out where
+    it cannot be installed.
     """
 
     name: str
@@ -30,6 +34,11 @@ class Instance:
     port: int | None = None
     start_timeout_s: float = 600.0
     api_key_env: str | None = None
+    gpus: tuple[str, ...] = ()
+    image: str | None = None
+    base_url: str | None = None
+    tuning: str = "vendor"
+    optional: bool = False
 
     @property
     def model_name(self) -> str:
@@ -172,7 +181,11 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """Everything that one night measures."""
+    """Everything that one night measures.
+
+    `equal` are the settings that engines with `tuning = "equal"` share. With `replay_inside` each
+    level of an engine that we host is measured once more without HTTP, for what that costs.
+    """
 
     name: str
     path: str
@@ -191,6 +204,8 @@ class Suite:
     load_workers: int = 1
     wait_quiet_s: float = 0.0
     calibrate: bool = True
+    equal: Mapping[str, Any] = field(default_factory=dict)
+    replay_inside: bool = False
 
     def instance(self, name: str) -> Instance:
         """Return the instance of that name."""

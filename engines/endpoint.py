@@ -1,0 +1,140 @@
+"""A running engine as its launcher sees it: where it listens, who it is, what its processes cost.
+
+Standard library only: this runs in the instrument's process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import re
+import subprocess
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from headway.core import EngineInfo
+from headway.engines.launcher import Launcher, LaunchError, LaunchSpec
+from headway.engines.supervise import descendants
+
+HEALTH_TIMEOUT_S = 2.0
+
+
+class Endpoint:
+    """A running engine. One that ran already when we came has no `supervisor`."""
+
+    def __init__(
+        self,
+        spec: LaunchSpec,
+        launcher: Launcher,
+        base_url: str,
+        supervisor: subprocess.Popen[bytes] | None,
+        started_s: float,
+    ) -> None:
+        self.spec = spec
+        self.launcher = launcher
+        self.base_url = base_url
+        self.started_s = started_s
+        self._supervisor = supervisor
+
+    def alive(self) -> bool:
+        """Whether our own child still runs; of a server that is not ours, nobody knows."""
+        return self._supervisor is None or self._supervisor.poll() is None
+
+    def ends_within(self, seconds: float) -> bool:
+        """Whether our own child has ended, or does so in a moment."""
+        if self._supervisor is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._supervisor.wait(seconds)
+        return not self.alive()
+
+    def serves(self) -> bool:
+        """Whether our own child runs and says that it can serve."""
+        try:
+            return self.alive() and self.get(self.launcher.health, HEALTH_TIMEOUT_S)[0] == 200
+        except OSError:
+            return False
+
+    def clock_since_start(self) -> float:
+        """Return the seconds since the engine's process was started."""
+        return time.monotonic() - self.started_s
+
+    def pids(self) -> list[int]:
+        """Return the engine's processes; empty where /proc tells nothing, or none is ours."""
+        return [] if self._supervisor is None else descendants(self._supervisor.pid)
+
+    def get(self, path: str, timeout_s: float = 10.0) -> tuple[int, bytes]:
+        """GET a path; raises OSError when nobody answers."""
+        return self._ask("GET", path, None, timeout_s)
+
+    def get_json(self, path: str, timeout_s: float = 10.0) -> Any:
+        """GET a path's JSON; raises LaunchError when there is none, OSError when nobody answers."""
+        status, content = self.get(path, timeout_s)
+        try:
+            if status == 200:
+                return json.loads(content)
+        except ValueError as error:
+            message = f"{self.spec.instance}: {path} answered no JSON: {error}"
+            raise LaunchError("no_info", message) from error
+        raise LaunchError("no_info", f"{self.spec.instance}: {path} answered {status}")
+
+    def post(self, path: str, body: Mapping[str, Any], timeout_s: float = 120.0) -> Any:
+        """POST JSON and return JSON (None: an empty answer); raises LaunchError when it is no 200.
+
+        Raises OSError when nobody answers.
+        """
+        status, content = self._ask("POST", path, json.dumps(dict(body)), timeout_s)
+        if status != 200:
+            shown = content[:300].decode("utf-8", "replace")
+            raise LaunchError("refused", f"{self.spec.instance}: {path} answered {status}: {shown}")
+        return json.loads(content) if content.strip() else None
+
+    def _ask(self, method: str, path: str, body: str | None, timeout_s: float) -> tuple[int, bytes]:
+        url = urlsplit(self.base_url)
+        tls = url.scheme == "https"
+        kind = http.client.HTTPSConnection if tls else http.client.HTTPConnection
+        connection = kind(url.hostname or "", url.port, timeout=timeout_s)
+        headers = {"Content-Type": "application/json"}
+        if self.spec.api_key:
+            headers["Authorization"] = f"Bearer {self.spec.api_key}"
+        try:
+            connection.request(method, url.path.rstrip("/") + path, body, headers)
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+        except http.client.HTTPException as error:
+            raise ConnectionError(f"{type(error).__name__}: {error}") from error
+        finally:
+            connection.close()
+
+    def info(self) -> EngineInfo:
+        """Read back who answers."""
+        return self.launcher.info(self)
+
+    def peak_rss_bytes(self) -> int | None:
+        """Return the sum of the peak resident sizes of the engine's processes that still live."""
+        total = 0
+        for pid in self.pids():
+            with contextlib.suppress(OSError):
+                match = re.search(
+                    r"^VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.M
+                )
+                total += int(match[1]) * 1024 if match else 0
+        return total or None
+
+    def reset_peak_rss(self) -> None:
+        """Let the peak resident sizes count from now on (Linux: 5 into clear_refs)."""
+        for pid in self.pids():
+            with contextlib.suppress(OSError):
+                Path(f"/proc/{pid}/clear_refs").write_text("5")
+
+
+def tail(log: Path, lines: int = 5) -> str:
+    """Return the last lines of a log, in one line; empty when there is none."""
+    try:
+        text = log.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    return " | ".join(line.strip() for line in text.splitlines()[-lines:] if line.strip())[-600:]

@@ -1,0 +1,143 @@
+"""What a launch is made of: which engine, how its kind is started, and why it did not come up.
+
+Standard library only: this runs in the instrument's process.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headway.core import Capabilities, EngineInfo
+
+if TYPE_CHECKING:
+    from headway.engines.endpoint import Endpoint
+
+HERE = Path(__file__).resolve().parent
+
+
+class LaunchError(RuntimeError):
+    """An engine did not come up. `kind` is a stable word, the message one sentence."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchSpec:
+    """Everything needed to start one engine. `model` is a ModelFolder as JSON values.
+
+    `equal` holds the settings that all engines of a comparison are to share, by their common names
+    (`launcher.SETTINGS`); empty where each engine runs as its vendor recommends. `gpus` are those
+    it may see (empty: all). `base_url` is where a server is that runs already. Another commit's
+    engine has that commit's `boot`, or is found from its `cwd` (None: ours).
+    """
+
+    instance: str
+    kind: str
+    model: Mapping[str, Any]
+    dtype: str
+    device: str
+    python: Path
+    log: Path
+    args: Mapping[str, Any] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)
+    port: int | None = None
+    start_timeout_s: float = 600.0
+    lock: int | None = None  # a descriptor that its supervisor holds until all of it has ended
+    boot: Path = HERE / "boot.py"
+    cwd: Path | None = None
+    equal: Mapping[str, Any] = field(default_factory=dict)
+    gpus: tuple[str, ...] = ()
+    image: str | None = None
+    base_url: str | None = None
+    api_key: str | None = field(default=None, repr=False)
+
+    @property
+    def served_name(self) -> str:
+        """The model's name, as the engine must list it."""
+        return str(self.model["name"])
+
+    @property
+    def executable(self) -> str:
+        """Its Python: a path means what it means here, a bare name is one on the PATH."""
+        return str(self.python if len(self.python.parts) == 1 else self.python.absolute())
+
+
+def _no_env(spec: LaunchSpec) -> Mapping[str, str]:
+    return {}
+
+
+# The settings that decide what a comparison compares, by the names that reports use for all kinds.
+SETTINGS = (
+    "max_num_seqs",  # sequences that may run at once
+    "max_num_batched_tokens",  # tokens in one step, prefill and decode together
+    "max_model_len",  # tokens of a sequence, prompt and output
+    "prefix_caching",
+    "threads",  # of the CPU
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Launcher:
+    """How engines of one kind are started, and what their endpoint understands.
+
+    `command` gives the command that serves a spec on a port (None: it runs already, elsewhere);
+    `env` what its processes need in their environment. `health` answers 200 when it serves.
+    `info` reads back from the running engine who it is. `can` is what its documentation says. It
+    empties its prefix cache by a POST to `reset`, if it has that. `equal` names its own argument
+    for each of `SETTINGS` that it has.
+    """
+
+    command: Callable[[LaunchSpec, int], list[str]] | None
+    info: Callable[[Endpoint], EngineInfo]
+    can: Capabilities = field(default_factory=Capabilities)
+    env: Callable[[LaunchSpec], Mapping[str, str]] = _no_env
+    health: str = "/health"
+    reset: str | None = None
+    equal: Mapping[str, str] = field(default_factory=dict)
+
+    def arguments(self, spec: LaunchSpec) -> dict[str, Any]:
+        """Return an engine's own arguments: what all are to share, and what the suite says of it.
+
+        Raises LaunchError for a setting to share that engines of this kind do not have.
+        """
+        missing = [name for name in spec.equal if name not in self.equal]
+        if missing:
+            known = ", ".join(self.equal) or "none of these settings"
+            message = f"{spec.instance} is to be tuned equally, but {spec.kind} has no "
+            message += f"{missing[0]}; it has: {known}"
+            raise LaunchError("not_equal", message)
+        return {self.equal[name]: value for name, value in spec.equal.items()} | dict(spec.args)
+
+
+def flags(arguments: Mapping[str, Any], *, no: str = "--no-") -> list[str]:
+    """Return arguments as the flags of a command line: `max_num_seqs = 8` is `--max-num-seqs 8`.
+
+    True is the flag alone, false its opposite (`no` before the name; an empty `no` leaves it out);
+    a list is several values, a table is JSON.
+    """
+    words: list[str] = []
+    for name, value in arguments.items():
+        flag = name.replace("_", "-")
+        if value is True:
+            words.append(f"--{flag}")
+        elif value is False:
+            words += [f"{no}{flag}"] if no else []
+        elif isinstance(value, list | tuple):
+            words += [f"--{flag}", *map(str, value)]
+        else:
+            words += [f"--{flag}", json.dumps(value) if isinstance(value, dict) else str(value)]
+    return words
+
+
+def weights(spec: LaunchSpec) -> str:
+    """Return the folder of a model's weights; LaunchError where there are none on disk."""
+    if spec.model.get("synthetic"):
+        message = f"{spec.kind} reads a model's weights from disk, and {spec.served_name} has none"
+        raise LaunchError("no_weights", message)
+    return str(spec.model["path"])

@@ -51,8 +51,8 @@ ALLOWED_AT_TOP = "baseline, budget, engine, equal, limit, reference, suite, work
         (
             "engine.a.arg={}",
             "engine.a.arg is not known; allowed: api_key_env, args, base_url, dtype, env, gpus, "
-            "image, kind, model, optional, port, python, reference, source, start_timeout_s, tuning "
-            "(did you mean args?)",
+            "image, kind, model, optional, port, python, reference, source, start_timeout_s, "
+            "tuning (did you mean args?)",
         ),
         (
             "workload.w.output_token=3",

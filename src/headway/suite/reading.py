@@ -126,6 +126,7 @@ class _Reader(GateReader, InstanceReader, LoadReader):
         return tuple(batches)
 
     def _check_references(self, suite: Suite) -> None:
+        self.takes(suite.instances, suite.workloads)
         models: dict[str, str] = {}
         for i in suite.instances:
             other = models.setdefault(i.model_name, i.model)

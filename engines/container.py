@@ -35,7 +35,7 @@ ANSWER_S = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """One container, from before it is made: by its name, and by its id once the client knows it."""
+    """One container, from before it is made: by the name that we give it."""
 
     client: str
     name: str

@@ -108,7 +108,7 @@ class Endpoint:
         raise LaunchError("no_info", f"{self.spec.instance}: {path} answered {status}")
 
     def post(self, path: str, body: Mapping[str, Any], timeout_s: float = 120.0) -> Any:
-        """POST JSON and return JSON (None: the answer is none); raises LaunchError when it is no 200.
+        """POST JSON and return JSON (None: it is none); raises LaunchError when it is no 200.
 
         Raises OSError when nobody answers.
         """

@@ -6,7 +6,8 @@ The command gets a session of its own. When standard input closes (its owner sto
 killed) the whole process group is asked to end, then killed after a grace period; processes that
 left the group are found, because orphans of this process come back to it (a subreaper, on Linux).
 Then the command `--after`, a JSON list, is run: it ends what was started elsewhere, such as a
-container, whose processes are no children of the one who asked for it. Ends with the command's own status; 128 + the signal when a signal ended it.
+container, whose processes are no children of the one who asked for it. Ends with the command's own
+status; 128 + the signal when a signal ended it.
 """
 
 from __future__ import annotations

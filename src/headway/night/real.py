@@ -107,6 +107,9 @@ class RealLab:
             launch_s = endpoint.clock_since_start() if endpoint.ours else None
             info = endpoint.info()
             launch_s = _without_build(launch_s, info)
+            if asked.image is not None:
+                digest = asked.image.rpartition("@")[2]
+                info = replace(info, versions={**info.versions, "image": digest})
             _check_info(info, asked, self.device)
             return RealEngine(self, planned, endpoint, info, launch_s, first, stack.pop_all())
 

@@ -252,10 +252,8 @@ def python_of(instance: Instance, python_for: PythonFor) -> Path:
     """
     if instance.python is not None:
         return Path(instance.python)
-    if (
-        instance.image is not None
-        or launcher_of(instance.kind, instance.args).environment == "none"
-    ):
+    none = launcher_of(instance.kind, instance.args).environment == "none"
+    if none or instance.image is not None:
         return Path("python3")  # the image's; of a command or a running server it is never asked
     return Path(sys.executable) if ":" in instance.kind else python_for(instance.kind)
 

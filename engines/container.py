@@ -71,9 +71,9 @@ def prepare(spec: LaunchSpec) -> Container:
     Fetching an image takes as long as a network takes: no part of any launch time.
     """
     assert spec.image is not None
-    client = next((name for name in CLIENTS if shutil.which(name)), None)
+    client = next((name for name in CLIENTS if _works(name)), None)
     if client is None:
-        message = f"{spec.instance} runs in an image, and neither docker nor podman is here"
+        message = f"{spec.instance} runs in an image, and neither docker nor podman answers here"
         raise LaunchError("no_container_client", message)
     if _ask(client, "image", "inspect", "--format", "{{.Id}}", spec.image) is None:
         with spec.log.open("ab") as log:
@@ -96,6 +96,11 @@ def prepare(spec: LaunchSpec) -> Container:
     cidfile = spec.log.with_suffix(".cid")
     cidfile.unlink(missing_ok=True)  # a client refuses one that is there
     return Container(client, f"headway-{uuid.uuid4().hex[:12]}", cidfile)
+
+
+def _works(client: str) -> bool:
+    """Whether a client is here, and a daemon behind it if it needs one."""
+    return shutil.which(client) is not None and _ask(client, "version") is not None
 
 
 def _ask(client: str, *words: str) -> str | None:

@@ -114,8 +114,8 @@ class Launcher:
     empties its prefix cache by a POST to `reset`, if it has that. `equal` names its own argument
     for each of `SETTINGS` that it has; `not NAME` is one that means the opposite. `served` is the
     name by which it must list the model (None: whatever the one model is called that it lists).
-    Its `environment` is one that we make, or is given by the suite, or it needs no Python.
-    `container` is what its vendor has a container of it given besides.
+    Its `environment` is one that we make, or is given by the suite, or it needs no Python. `image`:
+    its command runs in an image as well; `container` is what its vendor has a container given.
     """
 
     command: Callable[[LaunchSpec, int], list[str]] | None
@@ -128,6 +128,7 @@ class Launcher:
     served: Callable[[LaunchSpec], str | None] = _our_name
     config: Callable[[LaunchSpec], str | None] = _no_config
     environment: Literal["made", "given", "none"] = "made"
+    image: bool = False
     container: tuple[str, ...] = ()
 
     def arguments(self, spec: LaunchSpec) -> dict[str, Any]:

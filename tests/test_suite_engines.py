@@ -82,7 +82,7 @@ def load(tmp_path: Path, engine: str, rest: str = WORKLOAD) -> suite.Suite:
         ),
         (
             f'kind = "hf_naive"\nimage = "{DIGEST}"',
-            "image is for servers of others (sglang, tensorrt_llm, image), not for kind hf_naive",
+            "image is for kinds sglang, tensorrt_llm, image; hf_naive runs in no image",
         ),
         (
             f'kind = "sglang"\nimage = "{DIGEST}"\npython = "venv/bin/python"',
@@ -140,9 +140,8 @@ def test_an_address_ends_before_what_we_ask_for(tmp_path: Path, given: str, kept
 
 
 def test_ids_are_not_sent_to_who_takes_text_only(tmp_path: Path) -> None:
-    with pytest.raises(
-        suite.SuiteError, match=r"workload\.w\.send is 'ids', and a takes text only"
-    ):
+    message = r"workload\.w\.send is 'ids', which a \(http\) does not take; write send = \"text\""
+    with pytest.raises(suite.SuiteError, match=message):
         load(tmp_path, HTTP, "[workload.w]\nconcurrency = [2]\n")
     load(tmp_path, f'{HTTP}args = {{ dialect = "vllm" }}', "[workload.w]\nconcurrency = [2]\n")
 

@@ -49,15 +49,15 @@ TENSORRT_LLM = Capabilities(
     completions_fields={"detokenize": False},
 )
 
-# Without these it samples from 40 tokens at temperature 0.8. It bans the ends it is to ignore.
+# Without these it samples from 40 tokens at temperature 0.8. It bans the ends that it is to ignore,
+# and its OpenAI endpoint sends no ids.
 LLAMA_CPP = Capabilities(
+    ids_out=False,
     ignore_eos="ban",
     fields={
-        "return_tokens": True,
-        "repeat_penalty": 1.0,
-        **NO_PENALTIES,
+        "samplers": ["top_k", "temperature", "top_p"],
         "top_k": 0,
-        "min_p": 0.0,
+        "mirostat": 0,
         "cache_prompt": False,
     },
 )

@@ -45,4 +45,5 @@ def command(spec: LaunchSpec, port: int) -> list[str]:
 
 def given(args: Mapping[str, Any]) -> Launcher:
     """Return how it is started; raises KeyError for a dialect there is not."""
-    return replace(http(args), command=command, health=str(args.get("health", "/health")))
+    health = str(args.get("health", "/health"))
+    return replace(http(args), command=command, health=health, image=True)

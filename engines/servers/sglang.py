@@ -79,4 +79,5 @@ SGLANG = Launcher(
         "prefix_caching": "not disable_radix_cache",
     },
     environment="given",
+    image=True,
 )

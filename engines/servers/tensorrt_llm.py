@@ -90,5 +90,6 @@ TENSORRT_LLM = Launcher(
     served=lambda spec: None,
     config=config,
     environment="given",
+    image=True,
     container=("--ulimit", "memlock=-1", "--ulimit", "stack=67108864"),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -12,7 +12,7 @@ from headway.engines.launcher import SETTINGS
 from headway.engines.servers import LAUNCHERS, SPOKEN, launcher_of
 from headway.engines.servers.dialects import DIALECTS
 from headway.engines.servers.given import PLACEHOLDERS, unknown_placeholder
-from headway.suite.shape import Instance, Workload
+from headway.suite.shape import Instance
 from headway.tables import Reader
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -67,17 +67,6 @@ class InstanceReader(Reader):
             optional=self.get(where, table, "optional", bool, False),
         )
 
-    def takes(self, instances: Sequence[Instance], workloads: Sequence[Workload]) -> None:
-        """Check that each engine understands what each workload sends it."""
-        for workload in workloads:
-            for one in instances:
-                if (
-                    workload.prompts.path == "ids"
-                    and not launcher_of(one.kind, one.args).can.ids_in
-                ):
-                    message = f"is 'ids', and {one.name} takes text only; say send = \"text\""
-                    raise self.fail(f"workload.{workload.name}.send", message)
-
     def _check_args(self, where: str, kind: str, args: Mapping[str, Any]) -> None:
         """Check the arguments of kinds whose arguments are ours and not a server's."""
         if kind not in SPOKEN:
@@ -128,9 +117,9 @@ class InstanceReader(Reader):
         image = self.get(where, table, "image", str, "")
         if not BY_DIGEST.fullmatch(image):
             raise self.fail(f"{where}.image", f"is {image!r}; it must be pinned: {_BY_DIGEST}")
-        able = [name for name in LAUNCHERS if name not in ("http", "command")]
-        if kind not in able:
-            message = f"is for servers of others ({', '.join(able)}), not for kind {kind}"
+        if kind == "command" or not launcher_of(kind).image:
+            able = [name for name, one in LAUNCHERS.items() if one.image and name != "command"]
+            message = f"is for kinds {', '.join(able)}; {kind} runs in no image"
             raise self.fail(f"{where}.image", message)
         python = self.get(where, table, "python", str, "python3")
         if "/" in python and not python.startswith("/"):

@@ -174,6 +174,16 @@ def test_whoever_dies_the_container_is_ended(
     assert not Path(f"/proc/{made['pid']}").exists()
 
 
+def test_a_container_outlives_its_client(docker: Docker, tmp_path: Path) -> None:
+    """The proof that the test above can fail: nobody ends this one."""
+    words = words_of(tmp_path, "docker", spec(tmp_path))
+    with subprocess.Popen(words) as client:
+        assert until(docker.running)
+        client.kill()
+    time.sleep(0.2)
+    assert len(docker.running()) == 1
+
+
 def test_without_its_id_it_is_ended_by_the_name_we_gave_it(docker: Docker, tmp_path: Path) -> None:
     """A client that died before it wrote the id down."""
     (docker.folder / "no_cid").touch()

@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 
 from headway import loadgen
-from headway.core import CHAT, Request
+from headway.core import CHAT, EngineInfo, Request
 from headway.engines.launcher import SETTINGS, Launcher, LaunchError, LaunchSpec
 from headway.engines.servers import launcher_of
 from headway.engines.servers.dialects import DIALECTS
 from headway.engines.servers.given import PLACEHOLDERS
+from headway.night import real
 from headway.transport import Target
 
 GOLDEN = Path(__file__).parent / "golden" / "servers"
@@ -192,6 +193,17 @@ def test_what_tensorrt_llm_built_at_its_start_is_no_launch_time(tmp_path: Path) 
     assert (found.version, found.settings) == ("1.2.1", {"engine_build_s": 80})
     asked.log.write_text("nothing was built\n")
     assert info(asked, {"/version": {"version": "1.2.1"}}).settings == {}
+
+
+@pytest.mark.parametrize(
+    ("launch_s", "settings", "without"),
+    [(100.0, {"engine_build_s": 80}, 20.0), (100.0, {}, 100.0), (None, {}, None)],
+)
+def test_a_launch_time_is_without_what_was_built(
+    launch_s: float | None, settings: dict[str, object], without: float | None
+) -> None:
+    who = EngineInfo("tensorrt_llm", "1.2.1", "m", None, None, settings)
+    assert real._without_build(launch_s, who) == without
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from headway.core import EngineInfo
+from headway.engines.container import Container
 from headway.engines.launcher import Launcher, LaunchError, LaunchSpec
 from headway.engines.supervise import descendants
 
@@ -24,7 +25,10 @@ HEALTH_TIMEOUT_S = 2.0
 
 
 class Endpoint:
-    """A running engine. One that ran already when we came has no `supervisor`."""
+    """A running engine. One that ran already when we came has no `supervisor`.
+
+    `served_name` is what requests must call its model.
+    """
 
     def __init__(
         self,
@@ -33,11 +37,14 @@ class Endpoint:
         base_url: str,
         supervisor: subprocess.Popen[bytes] | None,
         started_s: float,
+        container: Container | None = None,
     ) -> None:
         self.spec = spec
         self.launcher = launcher
         self.base_url = base_url
         self.started_s = started_s
+        self.container = container
+        self.served_name = launcher.served(spec) or spec.served_name
         self._supervisor = supervisor
 
     def alive(self) -> bool:
@@ -51,11 +58,28 @@ class Endpoint:
                 self._supervisor.wait(seconds)
         return not self.alive()
 
+    @property
+    def ours(self) -> bool:
+        """Whether we started it: else nobody here knows its processes, or when they began."""
+        return self._supervisor is not None
+
+    def says_ready(self) -> bool:
+        """Whether it says that it can serve; raises OSError when nobody answers.
+
+        One that ran already need not list its models: then the first request decides. It may want
+        a key: LaunchError.
+        """
+        status = self.get(self.launcher.health, HEALTH_TIMEOUT_S)[0]
+        if not self.ours and status in (401, 403):
+            message = f"{self.spec.instance}: {self.base_url} answered {status}: api_key_env names "
+            raise LaunchError("no_api_key", message + "the variable that holds its key")
+        return status == 200 or (not self.ours and status == 404)
+
     def serves(self) -> bool:
         """Whether our own child runs and says that it can serve."""
         try:
-            return self.alive() and self.get(self.launcher.health, HEALTH_TIMEOUT_S)[0] == 200
-        except OSError:
+            return self.alive() and self.says_ready()
+        except (OSError, LaunchError):
             return False
 
     def clock_since_start(self) -> float:
@@ -64,6 +88,8 @@ class Endpoint:
 
     def pids(self) -> list[int]:
         """Return the engine's processes; empty where /proc tells nothing, or none is ours."""
+        if self.container is not None:
+            return self.container.pids()
         return [] if self._supervisor is None else descendants(self._supervisor.pid)
 
     def get(self, path: str, timeout_s: float = 10.0) -> tuple[int, bytes]:
@@ -82,7 +108,7 @@ class Endpoint:
         raise LaunchError("no_info", f"{self.spec.instance}: {path} answered {status}")
 
     def post(self, path: str, body: Mapping[str, Any], timeout_s: float = 120.0) -> Any:
-        """POST JSON and return JSON (None: an empty answer); raises LaunchError when it is no 200.
+        """POST JSON and return JSON (None: it is none); raises LaunchError when it is no 200.
 
         Raises OSError when nobody answers.
         """
@@ -90,7 +116,10 @@ class Endpoint:
         if status != 200:
             shown = content[:300].decode("utf-8", "replace")
             raise LaunchError("refused", f"{self.spec.instance}: {path} answered {status}: {shown}")
-        return json.loads(content) if content.strip() else None
+        try:
+            return json.loads(content)
+        except ValueError:
+            return None
 
     def _ask(self, method: str, path: str, body: str | None, timeout_s: float) -> tuple[int, bytes]:
         url = urlsplit(self.base_url)

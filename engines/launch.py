@@ -18,7 +18,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from headway.engines.endpoint import HEALTH_TIMEOUT_S, Endpoint, tail
+from headway.engines.container import Container, prepare
+from headway.engines.container import command as run_command
+from headway.engines.endpoint import Endpoint, tail
 from headway.engines.launcher import HERE, Launcher, LaunchError, LaunchSpec
 from headway.engines.servers import launcher_of
 
@@ -36,17 +38,22 @@ def launched(spec: LaunchSpec) -> Iterator[Endpoint]:
 
     One that runs already is only looked at. Raises LaunchError.
     """
-    launcher = launcher_of(spec.kind)
+    launcher = launcher_of(spec.kind, spec.args)
     if launcher.command is None:
         endpoint = Endpoint(spec, launcher, spec.base_url or "", None, time.monotonic())
         _wait_until_ready(endpoint)
         yield endpoint
         return
     port = _choose_port(spec)
-    command = launcher.command(spec, port)
+    spec.log.parent.mkdir(parents=True, exist_ok=True)
+    config = launcher.config(spec)
+    if config is not None:
+        spec.config.write_text(config, encoding="utf-8")
+    container = None if spec.image is None else prepare(spec)
     started_s = time.monotonic()
-    supervisor = _start(spec, launcher, command)
-    endpoint = Endpoint(spec, launcher, f"http://127.0.0.1:{port}", supervisor, started_s)
+    supervisor = _start(spec, launcher, port, container)
+    base_url = f"http://127.0.0.1:{port}"
+    endpoint = Endpoint(spec, launcher, base_url, supervisor, started_s, container)
     try:
         _wait_until_ready(endpoint)
         yield endpoint
@@ -54,16 +61,26 @@ def launched(spec: LaunchSpec) -> Iterator[Endpoint]:
         _stop(supervisor)
 
 
-def _start(spec: LaunchSpec, launcher: Launcher, command: list[str]) -> subprocess.Popen[bytes]:
-    gpus = {"CUDA_VISIBLE_DEVICES": ",".join(spec.gpus)} if spec.gpus else {}
-    spec.log.parent.mkdir(parents=True, exist_ok=True)
+def _start(
+    spec: LaunchSpec, launcher: Launcher, port: int, container: Container | None
+) -> subprocess.Popen[bytes]:
+    assert launcher.command is not None
+    env = {**launcher.env(spec), **spec.env}
+    after: list[str] = []
+    if container is None:
+        command = launcher.command(spec, port)
+        if spec.gpus:
+            env = {"CUDA_VISIBLE_DEVICES": ",".join(spec.gpus), **env}
+    else:
+        command = run_command(container, spec, launcher, port, env)
+        after = ["--after", json.dumps(container.end())]
     with spec.log.open("ab") as log:
         return subprocess.Popen(
-            [sys.executable, "-I", str(HERE / "supervise.py"), *command],
+            [sys.executable, "-I", str(HERE / "supervise.py"), *after, *command],
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **gpus, **launcher.env(spec), **spec.env},
+            env={**os.environ, **env},
             cwd=spec.cwd,
             start_new_session=True,
             pass_fds=() if spec.lock is None else (spec.lock,),
@@ -102,24 +119,30 @@ def _wait_until_ready(endpoint: Endpoint) -> None:
             said = tail(spec.log)
             raise LaunchError("died_loading", f"{spec.instance} ended while it was loading: {said}")
         if time.monotonic() > deadline:
-            raise LaunchError(
-                "start_timeout",
-                f"{spec.instance} was not ready after {spec.start_timeout_s:g} s: {tail(spec.log)}",
-            )
+            said = tail(spec.log) if endpoint.ours else f"it is to be at {endpoint.base_url}"
+            message = f"{spec.instance} was not ready after {spec.start_timeout_s:g} s: {said}"
+            raise LaunchError("start_timeout", message)
         with contextlib.suppress(OSError):
-            if endpoint.get(endpoint.launcher.health, HEALTH_TIMEOUT_S)[0] == 200:
+            if endpoint.says_ready():
                 break
         time.sleep(POLL_S)
-    if endpoint.launcher.command is not None:
+    if endpoint.ours:
         _check_it_is_ours(endpoint)
     _check_model(endpoint)
 
 
 def _check_it_is_ours(endpoint: Endpoint) -> None:
-    """A stranger on the same port may answer /health before our child failed to bind it."""
+    """A stranger on the same port may answer /health before our child failed to bind it.
+
+    A container runs only once its port is published; who holds that port is nobody of ours.
+    """
     port = urlsplit(endpoint.base_url).port or 0
     owners = port_owners(port)
-    if owners and CHILDREN_ARE_KNOWN and owners.isdisjoint(endpoint.pids()):
+    if endpoint.container is not None:
+        if not endpoint.container.runs():
+            message = f"port {port} of {endpoint.spec.instance} is answered, but not by its "
+            raise LaunchError("stranger", message + f"container: {tail(endpoint.spec.log)}")
+    elif owners and CHILDREN_ARE_KNOWN and owners.isdisjoint(endpoint.pids()):
         raise LaunchError(
             "stranger",
             f"port {port} of {endpoint.spec.instance} is answered by process "
@@ -128,18 +151,26 @@ def _check_it_is_ours(endpoint: Endpoint) -> None:
 
 
 def _check_model(endpoint: Endpoint) -> None:
+    """The model that was asked for is listed, or the only one that is; learn what it is called.
+
+    A server of whose kind we know nothing need not list any: then the first request decides.
+    """
+    spec, wanted = endpoint.spec, endpoint.launcher.served(endpoint.spec)
     try:
         status, content = endpoint.get("/v1/models")
+        if status == 404 and endpoint.launcher.environment == "none":
+            return
         served = [entry["id"] for entry in json.loads(content)["data"]] if status == 200 else []
     except (OSError, ValueError, KeyError, TypeError) as error:
-        message = f"{endpoint.spec.instance}: /v1/models cannot be read: {error}"
+        message = f"{spec.instance}: /v1/models cannot be read: {error}"
         raise LaunchError("wrong_model", message) from error
-    if endpoint.spec.served_name not in served:
-        raise LaunchError(
-            "wrong_model",
-            f"{endpoint.spec.instance} serves {', '.join(map(str, served)) or 'nothing'}, "
-            f"not {endpoint.spec.served_name}",
-        )
+    if wanted is None:
+        wanted = served[0] if len(served) == 1 else spec.served_name
+    if wanted not in served:
+        message = f"{spec.instance} serves {', '.join(map(str, served)) or 'nothing'}, not {wanted}"
+        message += "" if endpoint.ours else "; args.served_model says which of them is meant"
+        raise LaunchError("wrong_model", message)
+    endpoint.served_name = str(wanted)
 
 
 def port_owners(port: int) -> set[int]:

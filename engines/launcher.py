@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from headway.core import Capabilities, EngineInfo
 
@@ -63,6 +63,19 @@ class LaunchSpec:
         return str(self.model["name"])
 
     @property
+    def host(self) -> str:
+        """The address that a server we start listens on.
+
+        In a container that is all of them, of which only its port on our loopback is published.
+        """
+        return "127.0.0.1" if self.image is None else "0.0.0.0"
+
+    @property
+    def config(self) -> Path:
+        """Where the launcher's `config` of this launch is written, if it has one."""
+        return self.log.with_suffix(".config.json")
+
+    @property
     def executable(self) -> str:
         """Its Python: a path means what it means here, a bare name is one on the PATH."""
         return str(self.python if len(self.python.parts) == 1 else self.python.absolute())
@@ -70,6 +83,14 @@ class LaunchSpec:
 
 def _no_env(spec: LaunchSpec) -> Mapping[str, str]:
     return {}
+
+
+def _no_config(spec: LaunchSpec) -> str | None:
+    return None
+
+
+def _our_name(spec: LaunchSpec) -> str | None:
+    return spec.served_name
 
 
 # The settings that decide what a comparison compares, by the names that reports use for all kinds.
@@ -87,10 +108,14 @@ class Launcher:
     """How engines of one kind are started, and what their endpoint understands.
 
     `command` gives the command that serves a spec on a port (None: it runs already, elsewhere);
-    `env` what its processes need in their environment. `health` answers 200 when it serves.
+    `env` what its processes need in their environment; `config` the content of a file that is
+    written to `spec.config` before (None: it needs none). `health` answers 200 when it serves.
     `info` reads back from the running engine who it is. `can` is what its documentation says. It
     empties its prefix cache by a POST to `reset`, if it has that. `equal` names its own argument
-    for each of `SETTINGS` that it has.
+    for each of `SETTINGS` that it has; `not NAME` is one that means the opposite. `served` is the
+    name by which it must list the model (None: whatever the one model is called that it lists).
+    Its `environment` is one that we make, or is given by the suite, or it needs no Python. `image`:
+    its command runs in an image as well; `container` is what its vendor has a container given.
     """
 
     command: Callable[[LaunchSpec, int], list[str]] | None
@@ -100,6 +125,11 @@ class Launcher:
     health: str = "/health"
     reset: str | None = None
     equal: Mapping[str, str] = field(default_factory=dict)
+    served: Callable[[LaunchSpec], str | None] = _our_name
+    config: Callable[[LaunchSpec], str | None] = _no_config
+    environment: Literal["made", "given", "none"] = "made"
+    image: bool = False
+    container: tuple[str, ...] = ()
 
     def arguments(self, spec: LaunchSpec) -> dict[str, Any]:
         """Return an engine's own arguments: what all are to share, and what the suite says of it.
@@ -112,18 +142,22 @@ class Launcher:
             message = f"{spec.instance} is to be tuned equally, but {spec.kind} has no "
             message += f"{missing[0]}; it has: {known}"
             raise LaunchError("not_equal", message)
-        return {self.equal[name]: value for name, value in spec.equal.items()} | dict(spec.args)
+        shared = {}
+        for name, value in spec.equal.items():
+            own = self.equal[name]
+            shared[own.removeprefix("not ")] = not value if own.startswith("not ") else value
+        return shared | dict(spec.args)
 
 
-def flags(arguments: Mapping[str, Any], *, no: str = "--no-") -> list[str]:
+def flags(arguments: Mapping[str, Any], *, no: str = "--no-", dash: str = "-") -> list[str]:
     """Return arguments as the flags of a command line: `max_num_seqs = 8` is `--max-num-seqs 8`.
 
     True is the flag alone, false its opposite (`no` before the name; an empty `no` leaves it out);
-    a list is several values, a table is JSON.
+    a list is several values, a table is JSON. `dash` stands between the words of a flag.
     """
     words: list[str] = []
     for name, value in arguments.items():
-        flag = name.replace("_", "-")
+        flag = name.replace("_", dash)
         if value is True:
             words.append(f"--{flag}")
         elif value is False:

@@ -1,17 +1,20 @@
 """Run one command and leave nothing of it behind, however the one who asked for it ends.
 
-    python supervise.py COMMAND [ARGUMENT ...]        with a pipe on standard input
+    python supervise.py [--after JSON] COMMAND [ARGUMENT ...]    with a pipe on standard input
 
 The command gets a session of its own. When standard input closes (its owner stopped it, or was
 killed) the whole process group is asked to end, then killed after a grace period; processes that
 left the group are found, because orphans of this process come back to it (a subreaper, on Linux).
-Ends with the command's own status; 128 + the signal when a signal ended it.
+Then the command `--after`, a JSON list, is run: it ends what was started elsewhere, such as a
+container, whose processes are no children of the one who asked for it. Ends with the command's own
+status; 128 + the signal when a signal ended it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import os
 import select
 import signal
@@ -21,6 +24,7 @@ import time
 from pathlib import Path
 
 GRACE_S = 10.0
+AFTER_S = 40.0
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 _LINUX = sys.platform == "linux"
@@ -77,8 +81,19 @@ def _end(child: subprocess.Popen[bytes]) -> None:
             os.waitpid(-1, 0)
 
 
+def _run_after(command: list[str]) -> None:
+    """Run what ends the rest; whatever becomes of it, it is over in time."""
+    try:
+        subprocess.run(command, stdin=subprocess.DEVNULL, timeout=AFTER_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        sys.stderr.write(f"{command[0]} did not end what was started: {error}\n")
+
+
 def main(command: list[str]) -> int:
     """Supervise `command`; returns its exit status."""
+    after: list[str] = []
+    if command[0] == "--after":
+        after, command = json.loads(command[1]), command[2:]
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
@@ -94,6 +109,8 @@ def main(command: list[str]) -> int:
         return 127
     _wait_for_end(child, reader)
     _end(child)
+    if after:
+        _run_after(after)
     return child.returncode if child.returncode >= 0 else 128 - child.returncode
 
 

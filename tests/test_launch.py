@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from headway.engines.fake import MODEL
-from headway.engines.launch import LaunchError, LaunchSpec, launched, port_owners
+from headway.engines.launch import HERE, LaunchError, LaunchSpec, launched, port_owners
 from headway.engines.supervise import descendants
 
 SUPERVISE = Path(__file__).parents[1] / "engines" / "supervise.py"
@@ -240,3 +240,23 @@ def test_free_ports_are_free() -> None:
         probe.bind(("127.0.0.1", 0))
         probe.listen()
         assert os.getpid() in port_owners(probe.getsockname()[1])
+
+
+def test_a_command_of_the_suites_own_lives_and_ends_like_any_engine(tmp_path: Path) -> None:
+    words = [sys.executable, str(HERE / "boot.py"), "headway.engines.host", "fake"]
+    words += ["--model-json", json.dumps(MODEL), "--served-name", "mine", "--port", "{port}"]
+    words += ["--dtype", "{dtype}", "--device", "{device}", "--args", "{}"]
+    with launched(spec(tmp_path, kind="command", args={"command": words})) as endpoint:
+        pids = endpoint.pids()
+        assert endpoint.served_name == "mine"
+        assert endpoint.serves()
+        assert port_owners(urlsplit(endpoint.base_url).port or 0) & set(pids)
+    assert pids
+    assert all(gone(pid) for pid in pids)
+
+
+def test_a_command_that_ends_by_itself_is_no_engine(tmp_path: Path) -> None:
+    args = {"command": ["true"], "served_model": "mine"}
+    with pytest.raises(LaunchError, match="ended while it was loading"):
+        with launched(spec(tmp_path, kind="command", args=args)):
+            pass

@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from headway.engines.launcher import Launcher
+from headway.engines.servers.elsewhere import http
+from headway.engines.servers.given import given
 from headway.engines.servers.hosted import HOST
+from headway.engines.servers.sglang import SGLANG
+from headway.engines.servers.tensorrt_llm import TENSORRT_LLM
 
 # Kinds that have a launcher of their own; every other kind is an engine that our host serves.
-LAUNCHERS: Mapping[str, Launcher] = {}
+LAUNCHERS: Mapping[str, Launcher] = {
+    "sglang": SGLANG,
+    "tensorrt_llm": TENSORRT_LLM,
+    "http": http({}),
+    "command": given({}),
+    "image": given({}),
+}
+# Of these it depends on their arguments what they understand.
+SPOKEN: Mapping[str, Callable[[Mapping[str, Any]], Launcher]] = {
+    "http": http,
+    "command": given,
+    "image": given,
+}
 
 
-def launcher_of(kind: str) -> Launcher:
-    """Return how engines of a kind are started."""
+def launcher_of(kind: str, args: Mapping[str, Any] | None = None) -> Launcher:
+    """Return how engines of a kind are started; raises KeyError for a dialect there is not."""
+    if kind in SPOKEN:
+        return SPOKEN[kind](args or {})
     return LAUNCHERS.get(kind, HOST)

@@ -258,8 +258,10 @@ class Capabilities:
     usage says how many of the prompt's tokens came from a prefix cache. `strict_fields`: a field
     that it does not know is refused, and not ignored. `engine_stamps`, `control`: it is our host.
     `fields` are sent in every request: what asks for ids, and what pins each default of sampling
-    that its model's or its own configuration would set otherwise. `salt` is the field that keeps
-    a request out of the prefix cache of those with another value (None: it has none).
+    that its model's or its own configuration would set otherwise; `completions_fields` in those to
+    the completions endpoint only. `top_p_of_1`: a top_p that cuts nothing off may be said. `salt`
+    is the field that keeps a request out of the prefix cache of those with another value (None: it
+    has none).
     """
 
     ids_in: bool = True
@@ -272,18 +274,23 @@ class Capabilities:
     engine_stamps: bool = False
     control: bool = False
     fields: Mapping[str, object] = field(default_factory=dict)
+    completions_fields: Mapping[str, object] = field(default_factory=dict)
+    top_p_of_1: bool = True
     salt: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """Who answers: read back from the running engine, never copied from what was asked for."""
+    """Who answers: read back from the running engine, never copied from what was asked for.
+
+    `dtype` and `device` are None where it does not say, `version` is empty.
+    """
 
     kind: str
     version: str
     model: str
-    dtype: str
-    device: str
+    dtype: str | None
+    device: str | None
     settings: Mapping[str, object] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
 
@@ -292,10 +299,10 @@ class EngineInfo:
 class LaunchRecord:
     """One life of an engine process, as the night saw it. Launch 0 only primes compile caches.
 
-    `launch_s` is from process start to the first token (None: it never gave one). `first_output`
-    is that first answer, verified with the others. `can` is what the endpoint was found to
-    understand, `notices` one sentence for each thing that it does otherwise than it says, or takes
-    without a word and without effect. `failure` is one sentence, or None.
+    `launch_s` is from process start to the first token (None: it never gave one, or ran before we
+    came). `first_output` is that first answer, verified with the others. `can` is what the endpoint
+    was found to understand, `notices` one sentence for each thing that it does otherwise than it
+    says, or takes without a word and without effect. `failure` is one sentence, or None.
     """
 
     instance: str

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 
 from headway import environment, metrics
 from headway.core import Case
+from headway.engines.servers import LAUNCHERS
 from headway.lengths import said
 from headway.night import order
-from headway.suite import Suite, SuiteError
+from headway.results import runs_elsewhere
+from headway.suite import Limit, Suite, SuiteError
 from headway.verdict import applicable
 from headway.workload import (
     Prompts,
@@ -37,7 +39,7 @@ class Known:
 
 def check(loaded: Suite) -> None:
     """Refuse engines of no kind, gates on no metric, and limits that would judge no cell."""
-    kinds = environment.kinds()
+    kinds = sorted({*environment.kinds(), *LAUNCHERS})
     for instance in loaded.instances:
         if ":" not in instance.kind and instance.kind not in kinds:
             raise SuiteError(
@@ -56,18 +58,27 @@ def check(loaded: Suite) -> None:
         if not any(limit.covers(case) for case in _cases_of(loaded, limit.metric)):
             raise SuiteError(
                 f"{loaded.path}: limit[{index}] on {limit.metric} judges no cell; "
-                f"{_why_none(loaded, limit.metric)}"
+                f"{_why_none(loaded, limit)}"
             )
 
 
 def _cases_of(loaded: Suite, metric: str) -> list[Case]:
     """Return the cases that have a metric."""
+    away = {i.name for i in loaded.instances if runs_elsewhere(loaded, i.name)}
+    away = away if metric in metrics.OF_PROCESSES else set()
     if metric == metrics.LAUNCH_TIME.name:
-        return [Case(i.name, i.model_name, "", "") for i in loaded.instances]
-    return [case for case in loaded.cases() if metrics.TABLE[metric] in applicable(loaded, case)]
+        mine = [i for i in loaded.instances if i.name not in away]
+        return [Case(i.name, i.model_name, "", "") for i in mine]
+    cases = [case for case in loaded.cases() if case.instance not in away]
+    return [case for case in cases if metrics.TABLE[metric] in applicable(loaded, case)]
 
 
-def _why_none(loaded: Suite, metric: str) -> str:
+def _why_none(loaded: Suite, limit: Limit) -> str:
+    metric = limit.metric
+    if metric in metrics.OF_PROCESSES and limit.engine is not None:
+        elsewhere = runs_elsewhere(loaded, limit.engine)
+        if elsewhere is not None:
+            return elsewhere
     if metric == metrics.LAUNCH_TIME.name:
         return "it belongs to a launch as a whole: name neither workload nor level"
     if metrics.ALL[metric].closed_loop_only:

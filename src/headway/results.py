@@ -12,6 +12,7 @@ from functools import cached_property
 
 from headway import metrics, stats
 from headway.core import Calibration, Case, LaunchRecord, Run, StepTiming, Verification
+from headway.engines.servers import launcher_of
 from headway.fingerprint import Machine
 from headway.metrics import Metric
 from headway.suite import Suite, SuiteError
@@ -191,6 +192,27 @@ class Results:
             return f"launch {launch} of {case.instance} failed: {record.failure}"
         return f"launch {launch} of {case.instance} ended before this level"
 
+    def unmeasured(self, case: Case, metric: Metric) -> str | None:
+        """Say why a cell of an engine's processes is nobody's to measure; None where it is ours.
+
+        Where they are seen from here, a number that is missing is missing.
+        """
+        if metric.name not in metrics.OF_PROCESSES:
+            return None
+        elsewhere = runs_elsewhere(self.suite, case.instance)
+        if elsewhere is not None or metric is metrics.LAUNCH_TIME:
+            return elsewhere
+        runs = self.runs_of(case)
+        ended = any(self.why_ended(case.instance, launch) for launch in runs)
+        if not runs or ended or any(metric.of_run(run) is not None for run in runs.values()):
+            return None
+        return f"the processes of {case.instance} are not seen from here"
+
+    def why_ended(self, instance: str, launch: int) -> str | None:
+        """Return why a launch failed, or None."""
+        record = self.launch_of(instance, launch)
+        return None if record is None else record.failure
+
     def _launch_samples(self, instance: str) -> tuple[Sample, ...]:
         """Return launch times, one per launch."""
         samples, case = [], self.launch_case(instance)
@@ -211,6 +233,14 @@ class Results:
             value = stats.median(step.seconds)
             cells.setdefault(metric.name, (metric, []))[1].append(Sample(step.launch, value))
         return {metric: tuple(samples) for metric, samples in cells.values()}
+
+
+def runs_elsewhere(suite: Suite, instance: str) -> str | None:
+    """Say why nothing is known of an instance's processes, where we do not start it; else None."""
+    asked = suite.instance(instance)
+    if launcher_of(asked.kind, asked.args).command is not None:
+        return None
+    return f"{instance} ran before we came: its processes are not ours to measure"
 
 
 def applies(suite: Suite, case: Case, metric: Metric) -> bool:

@@ -45,7 +45,10 @@ def _body(request: Request, recipient: Recipient) -> dict[str, Any]:
         "top_p": request.top_p,
         "stream": True,
         **can.fields,
+        **({} if request.endpoint == CHAT else can.completions_fields),
     }
+    if request.top_p == 1 and not can.top_p_of_1:
+        del body["top_p"]
     if request.seed is not None:
         body["seed"] = request.seed
     if can.salt is not None and recipient.salt is not None:

@@ -30,11 +30,21 @@ from headway.metrics.run import (
     union_length,
     wrong_counts,
 )
-from headway.metrics.table import ALL, LAUNCH_TIME, TABLE, VERSION, Direction, Metric, step_metric
+from headway.metrics.table import (
+    ALL,
+    LAUNCH_TIME,
+    OF_PROCESSES,
+    TABLE,
+    VERSION,
+    Direction,
+    Metric,
+    step_metric,
+)
 
 __all__ = [
     "ALL",
     "LAUNCH_TIME",
+    "OF_PROCESSES",
     "TABLE",
     "VERSION",
     "Direction",

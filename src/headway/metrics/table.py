@@ -168,6 +168,8 @@ LAUNCH_TIME = Metric(
     "launch_time", "s", "lower", "process start - first verified token", lambda _: None
 )
 ALL: dict[str, Metric] = {**TABLE, LAUNCH_TIME.name: LAUNCH_TIME}
+# What is known of an engine only by whoever starts it, and sees its processes.
+OF_PROCESSES = (LAUNCH_TIME.name, "peak_memory")
 
 
 def step_metric(phase: str, batch: int) -> Metric:

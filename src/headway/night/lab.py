@@ -35,8 +35,8 @@ class Engine(Protocol):
         """Who answers, read back from it."""
 
     @property
-    def launch_s(self) -> float:
-        """Seconds from its process's start to its first token."""
+    def launch_s(self) -> float | None:
+        """Seconds from its process's start to its first token; None where it ran before."""
 
     @property
     def first_output(self) -> tuple[int, ...]:

@@ -104,8 +104,12 @@ class RealLab:
             endpoint = stack.enter_context(launched(self.spec(planned)))
             asked = self.suite.instance(planned.instance)
             first = transport.run(_first_output(endpoint, prompt))
-            launch_s = endpoint.clock_since_start()
+            launch_s = endpoint.clock_since_start() if endpoint.ours else None
             info = endpoint.info()
+            launch_s = _without_build(launch_s, info)
+            if asked.image is not None:
+                digest = asked.image.rpartition("@")[2]
+                info = replace(info, versions={**info.versions, "image": digest})
             _check_info(info, asked, self.device)
             return RealEngine(self, planned, endpoint, info, launch_s, first, stack.pop_all())
 
@@ -161,7 +165,7 @@ class RealEngine:
     planned: PlannedLaunch
     endpoint: Endpoint
     info: EngineInfo
-    launch_s: float
+    launch_s: float | None
     first_output: tuple[int, ...]
     stack: contextlib.ExitStack
 
@@ -289,7 +293,7 @@ def _api_key(asked: Instance) -> str | None:
 def _recipient(endpoint: Endpoint) -> loadgen.Recipient:
     """Return whom requests are for, as the documentation of its kind has it."""
     target, spec = Target.parse(endpoint.base_url), endpoint.spec
-    return loadgen.Recipient(target, spec.served_name, endpoint.launcher.can, spec.api_key)
+    return loadgen.Recipient(target, endpoint.served_name, endpoint.launcher.can, spec.api_key)
 
 
 async def _first_output(endpoint: Endpoint, prompt: tuple[int, ...]) -> tuple[int, ...]:
@@ -307,13 +311,25 @@ async def _first_output(endpoint: Endpoint, prompt: tuple[int, ...]) -> tuple[in
     return stream.events[0].token_ids or ()
 
 
+def _without_build(launch_s: float | None, info: EngineInfo) -> float | None:
+    """Return a launch time without what the engine spent on building itself for this machine.
+
+    That is done once, and is a number of its own.
+    """
+    built_s = info.settings.get("engine_build_s")
+    return launch_s - built_s if launch_s and isinstance(built_s, int | float) else launch_s
+
+
 def _check_info(info: EngineInfo, asked: Instance, device: str) -> None:
-    """Read back from the engine: it must run what was asked for, where it was asked for."""
+    """Read back from the engine: it must run what was asked for, where it was asked for.
+
+    What it does not say is not known to be otherwise.
+    """
     if asked.kind == "fake":  # computes nothing, nowhere
         return
     for what, got, want in (
         ("dtype", info.dtype, asked.dtype),
-        ("device", info.device.partition(":")[0], device),
+        ("device", info.device and info.device.partition(":")[0], device),
     ):
-        if got != want:
+        if got is not None and got != want:
             raise LaunchError(f"wrong_{what}", f"{asked.name} runs with {what} {got}, not {want}")

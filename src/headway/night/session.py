@@ -19,6 +19,7 @@ import headway
 from headway import calibration, codec, correctness, pairs
 from headway.calibration import Band
 from headway.core import Calibration, Case, Request
+from headway.engines.servers import launcher_of
 from headway.fingerprint import Machine
 from headway.night import journal, texts
 from headway.night.lab import Lab
@@ -245,12 +246,15 @@ class Night:
 
 
 def python_of(instance: Instance, python_for: PythonFor) -> Path:
-    """Return the Python that an instance runs in: its own, or that of its kind.
+    """Return the Python that an instance runs in: its own, its image's, or that of its kind.
 
     An engine of the user's own (`package.module:Class`) runs in the Python that runs this.
     """
     if instance.python is not None:
         return Path(instance.python)
+    none = launcher_of(instance.kind, instance.args).environment == "none"
+    if none or instance.image is not None:
+        return Path("python3")  # the image's; of a command or a running server it is never asked
     return Path(sys.executable) if ":" in instance.kind else python_for(instance.kind)
 
 

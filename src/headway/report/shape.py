@@ -61,7 +61,7 @@ class ModelView:
 
 @dataclass(frozen=True, slots=True)
 class LaunchView:
-    """One life of an engine process; `launch_s` is None when it gave no token."""
+    """One life of an engine process; `launch_s` is None when it gave no token, or ran before."""
 
     launch: int
     attempt: int

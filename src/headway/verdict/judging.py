@@ -58,6 +58,10 @@ def judge_cell(
     `paired` is what the reference gate says of it. Limits and baseline look at the launches that
     every night has: those of a second look were taken because the first ones looked bad.
     """
+    unmeasured = results.unmeasured(case, metric)
+    if unmeasured is not None:
+        finding = Finding(case, metric.name, "watch", "SKIPPED", unmeasured, unit=metric.unit)
+        return _cell(case, metric, [finding])
     first = results.suite.launches
     samples = [s for s in results.samples(case, metric) if s.launch <= first]
     blocked = _blocked(results, case, metric, samples)

@@ -9,12 +9,12 @@ from headway import environment, metrics
 from headway.core import Case
 from headway.lengths import said
 from headway.night import order
+from headway.prefix_cache import expected_hit_rate
 from headway.suite import Suite, SuiteError
 from headway.verdict import applicable
 from headway.workload import (
     Prompts,
     Vocabulary,
-    expected_hit_rate,
     lengths_of,
     make_requests,
     parts_of,

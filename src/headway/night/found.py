@@ -137,9 +137,11 @@ class Draft:
         if answer.ids is not None and len(answer.ids) != tokens:
             said = f"its usage counts {tokens} output tokens where {len(answer.ids)} ids came"
             self.notices.append(said)
-        early = tokens is not None and tokens < (asked or 0) and request.ignore_eos
-        if early and self.can.ignore_eos != "none":
-            self.useless(["ignore_eos"], f"it ended after {tokens} of {asked} tokens")
+        stopped = answer.stream.finish_reason == "stop"
+        early = stopped if tokens is None else tokens < (asked or 0)
+        if early and request.ignore_eos and self.can.ignore_eos != "none":
+            where = "before" if tokens is None else f"after {tokens} of"
+            self.useless(["ignore_eos"], f"it ended {where} {asked} tokens")
 
     def read_cached(self, answer: Answer) -> None:
         """Note that usage says how much of a prompt was cached; many say nothing instead of 0."""

@@ -177,7 +177,7 @@ def test_a_first_token_comes_in_spite_of_a_field_that_is_refused(tmp_path: Path)
 
 def test_an_endpoint_that_refuses_everything_is_not_up(tmp_path: Path) -> None:
     with odd.serving(refuses=("prompt",)) as (url, _):
-        with pytest.raises(LaunchError, match="odd gave no first token: status 400 .*prompt"):
+        with pytest.raises(LaunchError, match=r"odd gave no first token: status 400 .*prompt"):
             transport.run(first_output(endpoint_of(url, tmp_path), SHORT))
 
 

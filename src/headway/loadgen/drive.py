@@ -210,7 +210,7 @@ class _Sending:
             text = f"{type(error).__name__}: {error}"
             exchange.error = RequestError("client_error", text, "client")
             exchange.ended_s = self.clock()
-        if self.refusals.may_be_all:
+        if self.refusals.may_be_all and self.result.stopped is None:
             slots = self.result.level.concurrency
             most = REFUSALS_IN_OPEN_LOOP if slots is None else slots * REFUSALS_PER_SLOT
             self.result.stopped = self.refusals.count(exchange, most)

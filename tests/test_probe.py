@@ -50,6 +50,15 @@ def test_an_endpoint_that_does_as_it_says_is_left_as_it_is() -> None:
     assert all(body["max_tokens"] <= TOKENS for body in bodies)
 
 
+def test_a_server_that_runs_on_is_probed_anew() -> None:
+    """What it remembers of an earlier probe is no proof that it ignores salts."""
+    with odd.serving() as (url, _):
+        for _ in range(2):
+            recipient = Recipient(Target.parse(url), "fake", DOCUMENTED)
+            found = transport.run(probe(recipient, SHORT, (odd.EOS,), LONG_TOKENS))
+            assert found == Found(DOCUMENTED)
+
+
 # What is planted, what is found other than documented, what is said of it.
 ODD: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"ids": False}, {"ids_out": False}, "return_token_ids is accepted, yet no token ids come"),

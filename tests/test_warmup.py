@@ -98,6 +98,11 @@ def test_a_wave_is_about_as_many_as_the_level_has_in_flight(level: Level, expect
     assert num_requests(level) == expected * MAX_WAVES
 
 
+def test_of_many_requests_there_are_fewer_waves() -> None:
+    for slots, waves in ((64, 8), (100, 5), (128, 4), (1024, 4)):
+        assert num_requests(Level("c", slots, concurrency=slots)) == slots * waves
+
+
 @given(st.integers(1, 3 * TOKENS))
 def test_a_warm_up_has_the_levels_prompts_and_asks_for_little(most: int) -> None:
     own = Request(3, tuple(range(9)), most, session=1, turn=2)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -34,7 +35,6 @@ LONG_TOKENS = 288
 # More than any two logits lie apart, and as much as OpenAI's API allows.
 BIAS = 100
 MADE_UP = "headway_made_up_field"
-SALT, OTHER_SALT = "headway probe", "headway probe 2"
 
 Ask = Callable[[Request, Recipient], Awaitable[Answer]]
 
@@ -128,7 +128,9 @@ async def probe(
     cache matters. `eos_ids` are the model's end marks. What `ask` raises ends the probe.
     """
     until_s = time.monotonic() + PROBE_TIMEOUT_S
-    made = _Probe(replace(recipient, salt=SALT), request, eos_ids, ask, until_s)
+    # New ones each time: a server that runs on may remember what an earlier probe sent.
+    salt = os.urandom(6).hex()
+    made = _Probe(replace(recipient, salt=salt), request, eos_ids, ask, until_s)
     made.draft.can = recipient.can
     await made.all(_repeated(request, length))
     return made.draft.found()
@@ -166,14 +168,15 @@ class _Probe:
         await self._salt(long)
 
     async def _send(
-        self, request: Request, can: Capabilities | None = None, salt: str = SALT, **more: Any
+        self, request: Request, can: Capabilities | None = None, salt: str = "", **more: Any
     ) -> Answer:
-        """Send one request with `more` fields, unless there were enough."""
+        """Send one request with `more` fields (and more `salt`), unless there were enough."""
         if self.left == 0 or time.monotonic() > self.until_s:
             return Answer(None, said="the probe was over before it was asked")
         self.left -= 1
         can = can or self.draft.can
         can = replace(can, fields={**can.fields, **more})
+        salt = f"{self.recipient.salt}{salt}"
         return await self.ask(request, replace(self.recipient, can=can, salt=salt))
 
     async def _settled(self, request: Request) -> Answer:
@@ -278,7 +281,7 @@ class _Probe:
         salt = self.draft.can.salt
         if salt is None:
             return
-        answer = await self._send(replace(request, max_tokens=1), salt=OTHER_SALT)
+        answer = await self._send(replace(request, max_tokens=1), salt="-other")
         self.draft.read_cached(answer)
         cached = answer.stream.cached_prompt_tokens
         if cached:

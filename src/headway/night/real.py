@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import json
 import os
 import sys
@@ -287,7 +288,9 @@ class RealEngine:
         think_s: float = 0.0,
     ) -> loadgen.Share:
         suite = self.lab.suite
-        salt = f"{self.salt}-{case.workload}-{level.name}"
+        # Hashed: vLLM takes at most 128 characters, and every Run's requests are as long.
+        salted = f"{self.salt}-{case.workload}-{level.name}"
+        salt = hashlib.sha256(salted.encode()).hexdigest()[:24]
         return loadgen.Share(
             recipient=recipient_of(self.endpoint, self.found.can, salt),
             requests=tuple(requests),

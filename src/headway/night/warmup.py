@@ -15,7 +15,8 @@ from headway import metrics, stats
 from headway.core import Level, Request, RequestRecord
 
 TOKENS = 8
-MAX_WAVES = 8
+# Of many requests each wave is long, and their prompts are drawn before the first is sent.
+MAX_WAVES, MIN_WAVES, MAX_REQUESTS = 8, 4, 512
 # How much two medians, or two whole waves, may differ: a share of the larger one. What event loops
 # round by is no difference, and a wave as a whole has its slowest step in it.
 AGREEMENT, AGREEMENT_OF_SPANS = 0.2, 0.35
@@ -71,7 +72,8 @@ def together(level: Level) -> int:
 
 def num_requests(level: Level) -> int:
     """Return how many requests the longest warm-up of a level takes."""
-    return together(level) * MAX_WAVES
+    width = together(level)
+    return width * max(MIN_WAVES, min(MAX_WAVES, MAX_REQUESTS // width))
 
 
 def short(request: Request) -> Request:

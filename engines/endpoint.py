@@ -121,6 +121,10 @@ class Endpoint:
         except ValueError:
             return None
 
+    def empty_cache(self, path: str, timeout_s: float = 60.0) -> tuple[int, bytes]:
+        """POST to what empties its prefix cache; raises OSError when nobody answers."""
+        return self._ask("POST", path, "", timeout_s)
+
     def _ask(self, method: str, path: str, body: str | None, timeout_s: float) -> tuple[int, bytes]:
         url = urlsplit(self.base_url)
         tls = url.scheme == "https"

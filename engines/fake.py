@@ -99,6 +99,8 @@ class FakePlan:
     + k x itl_s; `tokens_per_chunk` of them leave together, with the last. Each token is late by up
     to `jitter_s`, decided by seed, request and position, but never overtakes another. At most
     `slots` requests are served at a time, first come first served. All is `slower` by a fraction.
+    Like an engine that compiles when a shape first comes, the first `compile_requests` wait up to
+    `compile_s` more for their first token, each less than the one before.
 
     Faults count requests from 1: every n-th fails (`fail_every`), has one wrong token
     (`wrong_token_every`), ends two tokens early (`short_output_every`) or claims two tokens more
@@ -115,6 +117,8 @@ class FakePlan:
     jitter_s: float = 0.0
     seed: int = 0
     load_s: float = 0.0
+    compile_requests: int = 0
+    compile_s: float = 0.0
     slower: float = 0.0
     fail_every: int = 0
     die_after_requests: int = 0
@@ -196,6 +200,8 @@ def _token_times(
 ) -> list[float]:
     scale = 1 + plan.slower
     first_s = plan.ttft_s + prompt_tokens * plan.prefill_s_per_token
+    if nth <= plan.compile_requests:
+        first_s += plan.compile_s * (plan.compile_requests + 1 - nth) / plan.compile_requests
     times = [start_s + scale * (first_s + k * plan.itl_s) for k in range(num_tokens)]
     if plan.jitter_s:
         late = (scale * plan.jitter_s * _unit(plan.seed, nth, k) for k in range(num_tokens))

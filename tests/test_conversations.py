@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from headway import correctness, loadgen, suite
 from headway.core import Capabilities, Request
 from headway.engines.fake import FakePlan, fake_tokens
+from headway.prefix_cache import expected_hit_rate
 from headway.suite.bodies import read_bodies, requests_in
 from headway.tables import SuiteError
 from headway.transport import Target
@@ -22,7 +23,6 @@ from headway.workload import (
     Prompts,
     Vocabulary,
     continued,
-    expected_hit_rate,
     extremes,
     make_requests,
     workload_hash,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from headway import arrivals, night, outlook, suite, validity, verdict
 from headway.fingerprint import read_machine
 from headway.night import Night, Screen
 from headway.night.session import read_commit
+from headway.report.document import document
 from headway.transport import Target
 from headway.workload import lengths_of
 
@@ -220,6 +222,38 @@ def test_the_warm_up_is_reported(begin: Begin) -> None:
     assert by_level["c2"]["warmup_requests"] >= 4
     assert by_level["c2"]["warmup_failed"] == 0
     assert by_level["c1"]["peak_rss_bytes"] > 1 << 20
+
+
+# Three waves of two wait for something that is compiled, each for less; the first token as well.
+COMPILES = "args = {{ ttft_s = 0.03, itl_s = 0.005, compile_requests = 7, compile_s = 0.7 }}"
+
+
+def compiling(begin: Begin, *overrides: str) -> Night:
+    text = re.sub("args = .*", COMPILES, SUITE)
+    made = begin("concurrency = [2]\nrequests = 8", text=text, overrides=overrides)
+    measure(made)
+    return made
+
+
+def test_an_engine_that_compiles_is_waited_for(begin: Begin) -> None:
+    run = compiling(begin).results.runs[-1]
+    assert 5 * 2 <= run.engine["warmup_requests"] <= 8 * 2
+    assert run.engine["warmup_stable"] == 1
+    assert run.engine["warmup_s"] > 0.7 * (6 + 4 + 2) / 7
+    assert max(record.events[0].at_s - record.due_s for record in run.records) < 0.3
+
+
+def test_a_warm_up_has_its_bound_and_says_that_it_was_not_stable(begin: Begin) -> None:
+    made = compiling(begin, "suite.warmup_timeout_s=0.8")
+    run = made.results.runs[-1]
+    assert run.engine["warmup_stable"] == 0
+    assert run.engine["warmup_failed"] == 0
+    assert run.engine["warmup_requests"] == 2 * 2
+    assert 0.6 < run.engine["warmup_s"] < 1.5
+    judged = verdict.judge(made.results, verdict.Memory())
+    made_report = document(made.results, judged, headway_version="0")
+    (notice,) = made_report["cases"][0]["runs"][0]["notices"]
+    assert notice.startswith("its warm-up was not stable after 4 requests and 0.")
 
 
 def test_two_states_of_one_commit_are_two_things(

@@ -18,7 +18,7 @@ import uvloop
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headway import arrivals, loadgen
+from headway import arrivals, loadgen, validity
 from headway.core import Capabilities, Request
 from headway.engines.fake import FakePlan, fake_tokens
 from headway.engines.virtual_time import run_virtual
@@ -28,6 +28,7 @@ from headway.metrics import (
     e2el_s,
     itl_s,
     output_tokens,
+    success_rate,
     token_problems,
     tpot_s,
     ttft_s,
@@ -384,3 +385,85 @@ def test_a_pacer_wakes_in_time_and_never_early():
 def test_without_a_timer_of_its_own_a_pacer_is_no_earlier(monkeypatch):
     monkeypatch.setattr(pacing, "_timer", lambda: None)
     test_a_pacer_wakes_in_time_and_never_early()
+
+
+class Refusing:
+    """Answers with statuses in their order, the last one for ever; 200 is the fake engine's."""
+
+    def __init__(self, inner, statuses, said=b"unknown field"):
+        self.inner, self.statuses, self.said, self.count = inner, list(statuses), said, 0
+
+    async def send(self, payload, exchange):
+        status = self.statuses[min(self.count, len(self.statuses) - 1)]
+        self.count += 1
+        if status == 200:
+            await self.inner.send(payload, exchange)
+            return
+        await asyncio.sleep(0.125)
+        exchange.sent_s = exchange.ended_s = self.inner.clock()
+        exchange.status = status
+        exchange.body.data += self.said
+        exchange.body.stamp(self.inner.clock(), 0.0)
+
+    async def open(self, count):
+        await self.inner.open(count)
+
+    async def close(self):
+        await self.inner.close()
+
+
+def refused(statuses, level, offsets=()):
+    asked, made = virtual.requests(level.num_requests), []
+
+    def wrap(inner):
+        made.append(Refusing(inner, statuses))
+        return made[0]
+
+    driven, _ = virtual.drive(FakePlan(), asked, level, offsets, wrap=wrap)
+    return driven, loadgen.records(driven, asked), made[0].count
+
+
+@pytest.mark.parametrize("slots", [1, 3])
+def test_case_15_a_server_that_refuses_everything_is_not_asked_for_ever(slots):
+    driven, records, asked = refused([400], virtual.closed(slots, 40))
+    # What is in flight when that is clear still ends.
+    assert 2 * slots <= asked <= 3 * slots - 1
+    assert driven.stopped == f"all of the first {2 * slots} answers were 400 unknown field"
+    kinds = [one.error.kind for one in records]
+    assert kinds == ["http_400"] * asked + ["stopped"] * (40 - asked)
+    assert {one.error.origin for one in records} == {"engine"}
+    assert all(one.error.message == driven.stopped for one in records[asked:])
+    assert success_rate(virtual_run(driven, records)) == 0.0
+
+
+def virtual_run(driven, records):
+    run = virtual.measure(FakePlan(), virtual.requests(1), virtual.closed(1, 1))
+    return replace(run, level=driven.level, records=records)
+
+
+def test_case_15_an_open_loop_stops_as_well_and_the_run_is_the_engines_failure():
+    level = virtual.opened(40, 10.0)
+    driven, records, asked = refused([422], level, [0.1 * k for k in range(40)])
+    assert 16 <= asked <= 18
+    assert [one.error.kind for one in records[asked:]] == ["stopped"] * (40 - asked)
+    assert {one.error.origin for one in records} == {"engine"}
+    assert driven.end_s - driven.start_s < 2.0
+    assert not any("the client" in one for one in validity.problems(virtual_run(driven, records)))
+
+
+@pytest.mark.parametrize(
+    "statuses",
+    [
+        [429],  # busy: it may yet answer
+        [503],
+        [400, 200, 400],  # it took one
+        [400, 500],  # not the same
+        [200, 400],
+        [400, 400, 400, 200],
+    ],
+)
+def test_a_level_is_not_stopped_while_the_server_may_yet_answer(statuses):
+    driven, records, asked = refused(statuses, virtual.closed(2, 12))
+    assert driven.stopped is None
+    assert asked == 12
+    assert not [one for one in records if one.error and one.error.kind == "stopped"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,24 @@ def test_an_interrupted_night_reports_what_it_has_and_resumes(command: Any, work
     assert "resumed:" in done.text
     assert len(done.nights) == 1
     assert done.report()["finished"]
+
+
+def test_case_17_a_night_that_is_stopped_while_a_stream_stalls_keeps_what_it_has(
+    command: Any, workspace: Any
+) -> None:
+    workspace.write()
+    stall = [f"engine.{name}.args.stall_request=22" for name in command.INSTANCES]
+    words = [word for one in [*stall, "suite.idle_timeout_s=60"] for word in ("--set", one)]
+    with workspace.start("run", "mini", *words) as process:
+        workspace.wait_for_runs(1)
+        time.sleep(1.5)  # the level after it has come to the request that is never answered
+        process.send_signal(signal.SIGINT)
+        text, _ = process.communicate(timeout=60)
+    stopped = command.Done(process.returncode, text, workspace.folder)
+    assert stopped.code == 3, text
+    assert command.nothing_left(workspace.folder)
+    assert not stopped.report()["finished"]
+    assert len(stopped.journal("run")) == 1
 
 
 def test_a_finished_night_is_not_resumed(workspace: Any) -> None:

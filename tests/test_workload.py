@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from headway.core import Request
 from headway.engines.models.tiny_recall import task
 from headway.lengths import Lognormal, Part, Trace, Uniform
+from headway.prefix_cache import expected_hit_rate
 from headway.workload import (
     MIN_RECALL_TOKENS,
     TINY_RECALL,
     Prefix,
     Prompts,
     Vocabulary,
-    expected_hit_rate,
     extremes,
     lengths_of,
     make_requests,

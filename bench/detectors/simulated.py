@@ -15,6 +15,7 @@ from datetime import UTC, datetime, timedelta
 
 from detectors.layout import LaunchDraw, Night, RunDraw
 from headway.core import (
+    Capabilities,
     Case,
     EngineInfo,
     Level,
@@ -27,6 +28,7 @@ from headway.core import (
 from headway.correctness import Pair
 from headway.engines.fake import fake_tokens
 from headway.night import Driven, PlannedLaunch
+from headway.night.found import Found
 from headway.results import Generated
 from headway.workload import pair_key
 
@@ -35,6 +37,7 @@ from headway.workload import pair_key
 TTFT_S, TTFT_P99_S, ITL_S, PERIOD_S = 0.060, 0.090, 0.030, 0.240
 LAUNCH_S, WARM_UP_S = 2.0, 4.0
 KERNELS_TAKE_S = 0.3
+FOUND = Found(Capabilities())
 
 
 @dataclass(slots=True)
@@ -100,6 +103,7 @@ class SimulatedEngine:
     info: EngineInfo
     launch_s: float
     first_output: tuple[int, ...]
+    found: Found = FOUND
 
     def warm_up(self, case: Case, level: Level, requests: Sequence[Request]) -> Mapping[str, float]:
         """Let time pass; what the kernels are to say around the Run is known from here on."""

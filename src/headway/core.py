@@ -225,8 +225,9 @@ class Run:
 
     `client` holds what the load generator knows about itself: seconds of lag, share of a CPU.
     `engine` holds what was seen of the engine besides: peak_rss_bytes of its processes when the
-    Run ended, and its warm-up (warmup_requests, warmup_s, warmup_failed). `calibration` holds the
-    seconds of the calibration kernels just before and just after it; empty where there are none.
+    Run ended, and its warm-up (warmup_requests, warmup_s, warmup_failed, and warmup_stable: 1 where
+    its last waves agreed, else 0). `calibration` holds the seconds of the calibration kernels just
+    before and just after it; empty where there are none.
     `begin_tokens` is how many tokens the model's own tokenizer puts before a prompt that is text.
     `series` are what server, machine and GPU said while it ran.
     """

@@ -10,13 +10,13 @@ from headway.core import Case
 from headway.engines.servers import LAUNCHERS
 from headway.lengths import said
 from headway.night import order
+from headway.prefix_cache import expected_hit_rate
 from headway.results import runs_elsewhere
 from headway.suite import Limit, Suite, SuiteError
 from headway.verdict import applicable
 from headway.workload import (
     Prompts,
     Vocabulary,
-    expected_hit_rate,
     lengths_of,
     make_requests,
     parts_of,

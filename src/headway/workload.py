@@ -8,11 +8,10 @@ compared is the same work. Arrival times have a seed of their own.
 
 from __future__ import annotations
 
-import bisect
 import hashlib
 import json
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Literal
 
@@ -234,45 +233,6 @@ def _prefixes(
         for group in range(prefix.groups)
     )
     return [tuple(make(source, prefix.tokens)) for source in sources]
-
-
-def expected_hit_rate(requests: Sequence[Request], block_tokens: int = 1) -> float | None:
-    """Return the share of prompt tokens that a perfect prefix cache would find; None of none.
-
-    The cache is as large as it must be and holds every earlier prompt whole, in blocks of
-    `block_tokens`, of which only full ones are found; it holds no outputs. What several requests
-    that are in flight together could share, it counts as found.
-    """
-    seen: list[tuple[int, ...]] = []
-    found = total = 0
-    for request in _with_answers(requests):
-        prompt = request.prompt_token_ids
-        # In lexicographic order the longest common beginning is with a neighbour.
-        place = bisect.bisect_left(seen, prompt)
-        near = seen[max(0, place - 1) : place + 1]
-        longest = max((_common(prompt, other) for other in near), default=0)
-        found += longest // block_tokens * block_tokens
-        total += len(prompt)
-        seen.insert(place, prompt)
-    return found / total if total else None
-
-
-def _with_answers(requests: Sequence[Request]) -> Iterator[Request]:
-    """Yield requests as they are sent; an answer is as long as was asked, of ids of its own."""
-    before: Request | None = None
-    for own in requests:
-        request = own
-        if own.turn and before is not None:
-            answer = range(-1, -1 - (before.max_tokens or 0), -1)
-            request = continued(own, before, [k - before.index * 10**6 for k in answer])
-        yield request
-        before = request
-
-
-def _common(one: Sequence[int], other: Sequence[int]) -> int:
-    """Return how many tokens two prompts begin with alike."""
-    pairs = zip(one, other, strict=False)
-    return next((k for k, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
 
 
 def _uniform(vocabulary: Vocabulary) -> Maker:

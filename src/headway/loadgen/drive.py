@@ -2,7 +2,7 @@
 
 Closed loop: each of C slots takes the next request as soon as its last one ended. Open loop: each
 request leaves at its own absolute time, whatever became of the others. Nothing is parsed before
-the last response has ended.
+the last response has ended. Where the server takes no request at all, the rest is not sent.
 """
 
 from __future__ import annotations
@@ -19,6 +19,11 @@ from headway.loadgen.pacing import pacer
 from headway.loadgen.spool import SPILL_BYTES, Spool
 from headway.loadgen.watch import watching
 from headway.transport import Exchange, Transport
+
+# So many refusals for each slot (in open loop, at all), all alike and no answer among them, are the
+# server's last word: a busy one says something else, and one that breaks breaks now and then.
+REFUSALS_PER_SLOT, REFUSALS_IN_OPEN_LOOP = 2, 16
+BUSY = frozenset((408, 425, 429, 502, 503, 504))
 
 Progress = Callable[[int], None]
 Begin = Callable[[], Awaitable[float]]
@@ -37,7 +42,7 @@ class Sent:
 class Drive:
     """Everything one Run left behind, on the clock of the load generator; `start_s` is its zero.
 
-    `offsets_s` is what the schedule was; see `drive`.
+    `offsets_s` is what the schedule was; see `drive`. `stopped` says why not all were sent.
     """
 
     level: Level
@@ -46,6 +51,7 @@ class Drive:
     end_s: float = 0.0
     sent: list[Sent] = field(default_factory=list)
     client: dict[str, float] = field(default_factory=dict)
+    stopped: str | None = None
 
 
 async def drive(
@@ -104,6 +110,31 @@ def _cut_off(result: Drive, timeout_s: float) -> None:
 
 
 @dataclass(slots=True)
+class _Refusals:
+    """Whether every answer so far was the same refusal."""
+
+    may_be_all: bool = True
+    status: int | None = None
+    num: int = 0
+
+    def count(self, exchange: Exchange, most: int) -> str | None:
+        """Count an answer; returns why no more should be sent once there were `most` alike."""
+        status = exchange.status
+        self.may_be_all = (
+            exchange.error is None
+            and status is not None
+            and status >= 400
+            and status not in BUSY
+            and self.status in (None, status)
+        )
+        self.status, self.num = status, self.num + 1
+        if not self.may_be_all or self.num < most:
+            return None
+        said = bytes(exchange.body.data[:300]).decode("utf-8", "replace").strip()
+        return f"all of the first {self.num} answers were {status} {said}"
+
+
+@dataclass(slots=True)
 class _Sending:
     """Requests on their way, as tasks of one event loop."""
 
@@ -113,6 +144,7 @@ class _Sending:
     clock: Callable[[], float]
     progress: Progress
     spool: Spool
+    refusals: _Refusals = field(default_factory=_Refusals)
 
     async def closed(self) -> None:
         """Let each slot begin the next conversation as soon as its last one has ended."""
@@ -122,6 +154,8 @@ class _Sending:
 
         async def slot(due_s: float) -> None:
             for talk, data in waiting:
+                if self.result.stopped is not None:
+                    return
                 due_s = await self._hold(talk, data, due_s)
 
         async with asyncio.TaskGroup() as group:
@@ -144,6 +178,8 @@ class _Sending:
             for number, offset_s in enumerate(offsets_s):
                 at_s = self.result.start_s + offset_s
                 await pace.until(at_s)
+                if self.result.stopped is not None:
+                    return
                 begin(number, at_s)
 
     async def _hold(self, talk: Conversation, data: bytes, due_s: float) -> float:
@@ -174,5 +210,9 @@ class _Sending:
             text = f"{type(error).__name__}: {error}"
             exchange.error = RequestError("client_error", text, "client")
             exchange.ended_s = self.clock()
+        if self.refusals.may_be_all and self.result.stopped is None:
+            slots = self.result.level.concurrency
+            most = REFUSALS_IN_OPEN_LOOP if slots is None else slots * REFUSALS_PER_SLOT
+            self.result.stopped = self.refusals.count(exchange, most)
         self.progress(1)
         return self.clock() if exchange.ended_s is None else exchange.ended_s

@@ -30,6 +30,8 @@ def payload(request: Request, recipient: Recipient) -> bytes:
     body = _body(request, recipient) if request.body is None else _given(request, recipient)
     if recipient.can.usage_in_stream:
         body.setdefault("stream_options", {"include_usage": True})
+    if recipient.can.salt is not None and recipient.salt is not None:
+        body.setdefault(recipient.can.salt, recipient.salt)
     key = recipient.api_key
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     return recipient.target.post(request.endpoint, body, headers)
@@ -51,8 +53,6 @@ def _body(request: Request, recipient: Recipient) -> dict[str, Any]:
         del body["top_p"]
     if request.seed is not None:
         body["seed"] = request.seed
-    if can.salt is not None and recipient.salt is not None:
-        body[can.salt] = recipient.salt
     if request.ignore_eos and can.ignore_eos != "none":
         body["ignore_eos"] = True
     return body

@@ -17,7 +17,8 @@ NO_IDS = "the answer before it came without token ids, which the next turn begin
 
 
 def records(driven: Drive, requests: Sequence[Request]) -> tuple[RequestRecord, ...]:
-    """Parse what came back, in the order of the requests; those never reached are `not_sent`.
+    """Parse what came back, in the order of the requests; those never reached are `not_sent`,
+    or `stopped` where the server refused all that came before them.
 
     What a turn asked for is known once the answers before it are.
     """
@@ -36,17 +37,20 @@ def records(driven: Drive, requests: Sequence[Request]) -> tuple[RequestRecord, 
         elif turn is None:
             found.append(_not_sent(driven, place, request, NO_IDS))
         else:
-            found.append(_not_sent(driven, place, request, TIME_WAS_OVER))
+            found.append(_not_sent(driven, place, request, driven.stopped or TIME_WAS_OVER))
         before = request, found[-1]
     return tuple(found)
 
 
 def _not_sent(driven: Drive, place: int, request: Request, reason: str) -> RequestRecord:
-    """In closed loop the engine kept the slots busy; an open schedule was cut off by us."""
+    """In closed loop the engine kept the slots busy; an open schedule was cut off by us, unless
+    the engine refused all of it."""
     first = not driven.level.closed and not request.turn
     due_s = driven.offsets_s[place] if first else driven.end_s - driven.start_s
-    origin: Literal["client", "engine"] = "client" if first or reason == NO_IDS else "engine"
-    error = RequestError("not_sent", reason, origin)
+    ours = reason == NO_IDS or (first and driven.stopped is None)
+    origin: Literal["client", "engine"] = "client" if ours else "engine"
+    kind = "not_sent" if driven.stopped is None else "stopped"
+    error = RequestError(kind, reason, origin)
     return RequestRecord(request.index, due_s, None, None, error=error, **_asked(request))
 
 

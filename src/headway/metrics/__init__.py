@@ -12,6 +12,7 @@ from headway.metrics.request import (
     ttft_sent_s,
 )
 from headway.metrics.run import (
+    cached_share,
     decode_throughput,
     decode_throughput_span,
     goodput,
@@ -49,6 +50,7 @@ __all__ = [
     "VERSION",
     "Direction",
     "Metric",
+    "cached_share",
     "decode_throughput",
     "decode_throughput_span",
     "e2el_s",

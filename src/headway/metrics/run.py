@@ -193,6 +193,17 @@ def tokens_added(run: Run) -> int:
     return most if run.prompt_path == "text" and most == run.begin_tokens else 0
 
 
+def cached_share(run: Run) -> float | None:
+    """Prompt tokens that came from the server's prefix cache / all, of completed requests.
+
+    None where the server does not say; one that says so of some means 0 of the others.
+    """
+    done = [r for r in run.records if r.completed and r.prompt_tokens]
+    if all(r.cached_prompt_tokens is None for r in done):
+        return None
+    return sum(r.cached_prompt_tokens or 0 for r in done) / sum(r.prompt_tokens or 0 for r in done)
+
+
 def peak_memory(run: Run) -> float | None:
     """Peak resident memory of the engine's processes up to the end of this level."""
     return run.engine.get("peak_rss_bytes")

@@ -21,7 +21,10 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A declared metric. Being a `percentile` of `samples` bounds what may gate on it."""
+    """A declared metric. Being a `percentile` of `samples` bounds what may gate on it.
+
+    One that there is only `where_told` may lack a value unless a gate is set on it.
+    """
 
     name: str
     unit: str
@@ -33,6 +36,7 @@ class Metric:
     further_tokens_only: bool = False
     slo_only: bool = False
     samples: Samples | None = None
+    where_told: bool = False
 
     def worse_by(self, value: float, than: float) -> float:
         """Return how much worse `value` is, as a ratio minus one: 0.05 is 5 % worse."""
@@ -156,6 +160,14 @@ TABLE: dict[str, Metric] = {
         Metric("success_rate", "1", "higher", "completed / due", of.success_rate),
         Metric(
             "token_accuracy", "1", "higher", "requests with right token counts", of.token_accuracy
+        ),
+        Metric(
+            "cached_share",
+            "1",
+            "higher",
+            "prompt tokens from the server's prefix cache / all prompt tokens, by its usage",
+            of.cached_share,
+            where_told=True,
         ),
         Metric(
             "peak_memory", "bytes", "lower", "peak resident memory of the engine", of.peak_memory

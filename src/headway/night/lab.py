@@ -13,18 +13,23 @@ from typing import Protocol
 
 from headway.core import Case, EngineInfo, Level, Request, RequestRecord, Verification
 from headway.correctness import Pair
+from headway.night.found import Found
 from headway.night.plan import PlannedLaunch
 from headway.results import Generated
 
 
 @dataclass(frozen=True, slots=True)
 class Driven:
-    """What one level left behind; see `core.Run` for `client` and `engine`."""
+    """What one level left behind; see `core.Run` for `client` and `engine`.
+
+    `problems` are why it may not be judged, as far as only the lab can know.
+    """
 
     span_s: float
     records: tuple[RequestRecord, ...]
     client: Mapping[str, float] = field(default_factory=dict)
     engine: Mapping[str, float] = field(default_factory=dict)
+    problems: tuple[str, ...] = ()
 
 
 class Engine(Protocol):
@@ -42,8 +47,12 @@ class Engine(Protocol):
     def first_output(self) -> tuple[int, ...]:
         """That first answer."""
 
+    @property
+    def found(self) -> Found:
+        """What its endpoint was found to understand."""
+
     def warm_up(self, case: Case, level: Level, requests: Sequence[Request]) -> Mapping[str, float]:
-        """Send waves of short requests until they take equally long; say what that took."""
+        """Send waves of short requests until steps are stable; say what that took."""
 
     def drive(
         self, case: Case, level: Level, requests: Sequence[Request], offsets_s: Sequence[float]

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
-from headway import arrivals, correctness, validity
+from headway import arrivals, correctness, prefix_cache, validity
 from headway.core import Case, LaunchRecord, Level, Request, Run, StepTiming
 from headway.engines.launch import LaunchError
+from headway.night import warmup
 from headway.night.asked import ReferenceFailure
 from headway.night.lab import Engine
 from headway.night.plan import PRIMING, PlannedLaunch, order
@@ -20,8 +21,6 @@ from headway.night.session import Night
 from headway.workload import workload_hash
 
 MAX_REPLACEMENTS = 2
-# As many prompts as the longest warm-up takes, for each request in flight.
-WARMUP_WAVES = 4
 
 
 class LiveLaunch:
@@ -114,6 +113,7 @@ class LiveLaunch:
             return False
         self.engine = engine
         made = replace(record, launch_s=engine.launch_s, info=engine.info)
+        made = replace(made, can=engine.found.can, notices=engine.found.notices)
         night.add(replace(made, first_output=engine.first_output))
         return True
 
@@ -124,7 +124,7 @@ class LiveLaunch:
             level = night.suite.level(case)
             try:
                 night.write_texts(case, level.num_requests, self.planned.launch)
-                night.write_texts(case, _warm_up_requests(level), PRIMING)
+                night.write_texts(case, warmup.num_requests(level), PRIMING)
             except ReferenceFailure as error:
                 raise LaunchError("no_text", f"workload {case.workload}: {error}") from error
 
@@ -166,14 +166,15 @@ class LiveLaunch:
             prompt_path=night.suite.workload(case.workload).prompts.path,
             begin_tokens=night.begin_tokens(case, self.planned.launch),
         )
-        night.add(replace(run, invalid=validity.problems(run, night.bands())))
+        invalid = (*driven.problems, *prefix_cache.problems(run, requests))
+        night.add(replace(run, invalid=(*invalid, *validity.problems(run, night.bands()))))
 
     def _requests(self, case: Case, n: int, launch: int) -> tuple[Request, ...]:
         return correctness.requests_for(self.night.results, case, n, launch)
 
     def _warm_up(self, engine: Engine, case: Case, level: Level) -> dict[str, float]:
         """Warm up a level, on prompts that no launch is measured with: those of launch 0."""
-        requests = self._requests(case, _warm_up_requests(level), PRIMING)
+        requests = self._requests(case, warmup.num_requests(level), PRIMING)
         return dict(engine.warm_up(case, level, requests))
 
     @property
@@ -216,10 +217,6 @@ class LiveLaunch:
             raise LaunchError("failed", f"{self.planned.name} is not running: {self.failure}")
         assert self.engine is not None
         return self.engine
-
-
-def _warm_up_requests(level: Level) -> int:
-    return (level.concurrency or 1) * WARMUP_WAVES
 
 
 def measure_all(night: Night, cases: Collection[Case]) -> None:

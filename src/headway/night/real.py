@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import json
 import os
 import sys
@@ -16,23 +17,18 @@ from pathlib import Path
 from headway import arrivals, loadgen, transport
 from headway.core import Case, EngineInfo, Level, Request
 from headway.engines.launch import HERE, Endpoint, LaunchError, LaunchSpec, launched, tail
-from headway.night import machine, texts, verify
+from headway.night import machine, texts, verify, warmup
+from headway.night.found import Answer, Found, of_answer
 from headway.night.lab import Driven
 from headway.night.machine import Kernels
 from headway.night.models import PreparedModel
 from headway.night.plan import PlannedLaunch
+from headway.night.probe import ENDING_S, first_output, probed, recipient_of
 from headway.night.screen import Screen
-from headway.sse import parse
 from headway.suite import Instance, Suite
-from headway.transport import Exchange, HttpTransport, Target
+from headway.workload import extremes
 
-WARMUP_TOKENS = 4
-# Waves of a level's own concurrency, until two in a row take about the same time.
-MAX_WARMUP_WAVES = 4
-WARMUP_AGREEMENT = 0.2
 PROGRESS_PERIOD_S = 0.2
-# Between an engine's last answer and the end of its processes.
-ENDING_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +99,8 @@ class RealLab:
         with contextlib.ExitStack() as stack:
             endpoint = stack.enter_context(launched(self.spec(planned)))
             asked = self.suite.instance(planned.instance)
-            first = transport.run(_first_output(endpoint, prompt))
+            request = Request(0, prompt, 1)
+            first = transport.run(first_output(endpoint, request))
             launch_s = endpoint.clock_since_start() if endpoint.ours else None
             info = endpoint.info()
             launch_s = _without_build(launch_s, info)
@@ -111,7 +108,25 @@ class RealLab:
                 digest = asked.image.rpartition("@")[2]
                 info = replace(info, versions={**info.versions, "image": digest})
             _check_info(info, asked, self.device)
-            return RealEngine(self, planned, endpoint, info, launch_s, first, stack.pop_all())
+            found = self._probed(endpoint, request, first)
+            ids = first.stream.events[0].token_ids or ()
+            return RealEngine(self, planned, endpoint, info, launch_s, ids, found, stack.pop_all())
+
+    def _probed(self, endpoint: Endpoint, request: Request, first: Answer) -> Found:
+        """Ask what the endpoint understands; LaunchError where its workloads need more."""
+        name, can = endpoint.spec.instance, endpoint.launcher.can
+        if can.control:  # our own host shows what there is to know in its first token
+            found = of_answer(can, request, first.stream)
+        else:
+            self.screen.status(f"{name}: asking what it understands")
+            sizes = [pair for w in self.suite.workloads for pair in extremes(w.prompts, 1)]
+            found = transport.run(probed(endpoint, request, sizes))
+        wanting = [w.name for w in self.suite.workloads if w.prompts.path == "ids"]
+        if wanting and not found.can.ids_in:
+            why = f": {found.notices[0]}" if found.notices else ""
+            message = f"{name} takes no token ids as a prompt, which workload {wanting[0]} sends"
+            raise LaunchError("cannot", message + why)
+        return found
 
     def calibrate(self) -> Mapping[str, float]:
         """Return the seconds of each calibration kernel; empty, and said, where it cannot run."""
@@ -167,7 +182,10 @@ class RealEngine:
     info: EngineInfo
     launch_s: float | None
     first_output: tuple[int, ...]
+    found: Found
     stack: contextlib.ExitStack
+    # No two engines salt alike: one that runs already may have seen these prompts another night.
+    salt: str = field(default_factory=lambda: os.urandom(6).hex())
 
     def stop(self) -> None:
         """End it with all its processes."""
@@ -185,46 +203,67 @@ class RealEngine:
         return f"{what}: {tail(self.lab.spec(self.planned).log, 3) or 'it said nothing'}"
 
     def warm_up(self, case: Case, level: Level, requests: Sequence[Request]) -> dict[str, float]:
-        """Send waves of short requests, as many at once as the level, until they agree.
+        """Send waves of short requests, as many at once as the level has, until steps are stable.
 
-        Returns how many requests that took, how many seconds, and how many failed.
+        Returns how many requests that took, how many seconds, how many failed, and whether it was
+        stable in the end.
         """
-        together = level.concurrency or 1
-        short = [_short(request) for request in requests]
-        warm = Level("warmup", together, concurrency=together)
-        spans: list[float] = []
+        together = warmup.together(level)
+        short = [warmup.short(request) for request in requests]
+        level = Level(f"{level.name}_warmup", together, concurrency=together)
+        self._empty_cache()  # where it fails, it fails before the Run as well, which says so
+        waves: list[warmup.Wave] = []
         failed = 0
-        while len(spans) < MAX_WARMUP_WAVES:
-            wave = short[len(spans) * together : (len(spans) + 1) * together]
-            self.lab.screen.status(f"{self.planned.name} {level.name}: warm-up {len(spans) + 1}")
-            measured = transport.run(loadgen.measure(self._share(wave, warm)))
-            spans.append(measured.span_s)
-            failed += sum(not record.completed for record in measured.records)
-            if failed or (
-                len(spans) > 1 and min(spans[-2:]) >= max(spans[-2:]) * (1 - WARMUP_AGREEMENT)
-            ):
-                break
+        begun_s = self.lab.clock()
+        left_s = limit_s = self.lab.suite.warmup_timeout_s
+        while not (failed or warmup.settled(waves)) and left_s > 0 and len(short) >= together:
+            wave, short = short[:together], short[together:]
+            self.lab.screen.status(f"{self.planned.name} {level.name}: wave {len(waves) + 1}")
+            share = replace(self._share(case, wave, level), timeout_s=left_s)
+            measured = transport.run(loadgen.measure(share))
+            waves.append(warmup.wave(measured.span_s, measured.records))
+            errors = [one.error for one in measured.records if one.error is not None]
+            failed += sum(error.kind != "level_timeout" for error in errors)  # that is our bound
+            left_s = limit_s - (self.lab.clock() - begun_s)
         return {
-            "warmup_requests": float(len(spans) * together),
-            "warmup_s": sum(spans),
+            "warmup_requests": float(len(waves) * together),
+            "warmup_s": sum(wave.span_s for wave in waves),
             "warmup_failed": float(failed),
+            "warmup_stable": float(not failed and left_s > 0 and warmup.settled(waves)),
         }
+
+    def _empty_cache(self) -> str | None:
+        """Empty the prefix cache of an engine that takes no salt; returns why it could not."""
+        path = self.endpoint.launcher.reset
+        if self.found.can.salt is not None or path is None:
+            return None
+        try:
+            status, content = self.endpoint.empty_cache(path)
+        except OSError as error:
+            return f"POST {path} was not answered: {error}"
+        said = content[:200].decode("utf-8", "replace").strip()
+        return None if status == 200 else f"POST {path} was answered with {status} {said}".strip()
 
     def drive(
         self, case: Case, level: Level, requests: Sequence[Request], offsets_s: Sequence[float]
     ) -> Driven:
         """Send a level's requests as it says; progress is drawn beside it."""
+        problem = self._empty_cache()
         self.endpoint.reset_peak_rss()
         # In closed loop each slot's first request has a time, the others follow.
         slots = level.concurrency
         times_s = offsets_s if slots is None else arrivals.slot_offsets(slots, level.fill_s)
         think_s = self.lab.suite.workload(case.workload).prompts.think_s
-        share = self._share(requests, level, tuple(times_s), think_s)
+        share = self._share(case, requests, level, tuple(times_s), think_s)
         measured = transport.run(self._shown(case, share))
         # After a death, what is left of its processes is not the engine.
         peak = self.endpoint.peak_rss_bytes() if self.serves() else None
         memory = {} if peak is None else {"peak_rss_bytes": float(peak)}
-        return Driven(measured.span_s, measured.records, measured.client, memory)
+        stopped = (r.error for r in measured.records if r.error and r.error.kind == "stopped")
+        if (error := next(stopped, None)) is not None:
+            self.lab.screen.line(f"{self.planned.name} {level.name} was stopped: {error.message}")
+        problems = () if problem is None else (f"the prefix cache was not emptied: {problem}",)
+        return Driven(measured.span_s, measured.records, measured.client, memory, problems)
 
     async def _shown(self, case: Case, share: loadgen.Share) -> loadgen.Measured:
         done = 0
@@ -246,14 +285,18 @@ class RealEngine:
 
     def _share(
         self,
+        case: Case,
         requests: Sequence[Request],
         level: Level,
         times_s: tuple[float, ...] = (),
         think_s: float = 0.0,
     ) -> loadgen.Share:
         suite = self.lab.suite
+        # Hashed: vLLM takes at most 128 characters, and every Run's requests are as long.
+        salted = f"{self.salt}-{case.workload}-{level.name}"
+        salt = hashlib.sha256(salted.encode()).hexdigest()[:24]
         return loadgen.Share(
-            recipient=_recipient(self.endpoint),
+            recipient=recipient_of(self.endpoint, self.found.can, salt),
             requests=tuple(requests),
             level=level,
             offsets_s=times_s,
@@ -275,12 +318,6 @@ class RealEngine:
         self.endpoint.post("/headway/step", body, self.lab.suite.idle_timeout_s)
 
 
-def _short(request: Request) -> Request:
-    """Return a request that asks for little, and follows no other."""
-    most = WARMUP_TOKENS if request.max_tokens is None else min(WARMUP_TOKENS, request.max_tokens)
-    return replace(request, max_tokens=most, session=None, turn=0)
-
-
 def _api_key(asked: Instance) -> str | None:
     """Return the key that its requests carry; raises LaunchError where it wants one not set."""
     key = None if asked.api_key_env is None else os.environ.get(asked.api_key_env)
@@ -288,27 +325,6 @@ def _api_key(asked: Instance) -> str | None:
         message = f"engine.{asked.name}.api_key_env is {asked.api_key_env}, which is not set here"
         raise LaunchError("no_api_key", message)
     return key
-
-
-def _recipient(endpoint: Endpoint) -> loadgen.Recipient:
-    """Return whom requests are for, as the documentation of its kind has it."""
-    target, spec = Target.parse(endpoint.base_url), endpoint.spec
-    return loadgen.Recipient(target, endpoint.served_name, endpoint.launcher.can, spec.api_key)
-
-
-async def _first_output(endpoint: Endpoint, prompt: tuple[int, ...]) -> tuple[int, ...]:
-    """Ask for one token: an engine that gives none is not up."""
-    recipient, exchange = _recipient(endpoint), Exchange()
-    http = HttpTransport(recipient.target, idle_timeout_s=endpoint.spec.start_timeout_s)
-    await http.send(loadgen.payload(Request(0, prompt, 1), recipient), exchange)
-    await http.close()
-    stream = parse(exchange.body)
-    if exchange.error is not None or exchange.status != 200 or not stream.events:
-        body = bytes(exchange.body.data[:300]).decode("utf-8", "replace")
-        cause = exchange.error.message if exchange.error else f"status {exchange.status} {body}"
-        name = endpoint.spec.instance
-        raise LaunchError("no_token", f"{name} gave no first token: {cause}")
-    return stream.events[0].token_ids or ()
 
 
 def _without_build(launch_s: float | None, info: EngineInfo) -> float | None:

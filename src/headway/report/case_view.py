@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 
-from headway import correctness, fingerprint, metrics, verdict
+from headway import correctness, fingerprint, metrics, prefix_cache, verdict
 from headway.core import Case, Run
 from headway.report import private, shape, vllm_view
 from headway.results import Results
 from headway.verdict.split import engine_split
-from headway.workload import expected_hit_rate
 
 # A reason per request would make a report as large as the journal.
 MAX_REASONS = 5
@@ -57,6 +57,7 @@ def _outputs(results: Results, case: Case) -> shape.Outputs | None:
 
 
 def _run(results: Results, run: Run, hide: private.Private) -> shape.RunView:
+    expected = _expected_hit_rate(results, run)
     return shape.RunView(
         launch=run.launch,
         attempt=run.attempt,
@@ -72,10 +73,23 @@ def _run(results: Results, run: Run, hide: private.Private) -> shape.RunView:
         engine_split=engine_split(run),
         vllm_bench_serve=vllm_view.view(run),
         fill_s=run.level.fill_s,
-        expected_hit_rate=_expected_hit_rate(results, run),
+        expected_hit_rate=expected,
         prompt_path=run.prompt_path,
         added_prompt_tokens=_added(run),
+        cached_share=metrics.cached_share(run),
+        notices=tuple(_notices(run, expected)),
     )
+
+
+def _notices(run: Run, expected_hit_rate: float | None) -> Iterator[str]:
+    """Say what may matter and does not make the Run invalid."""
+    engine = run.engine
+    if engine.get("warmup_stable", 1.0) < 1.0:
+        what = f"after {engine['warmup_requests']:.0f} requests and {engine['warmup_s']:.1f} s"
+        yield f"its warm-up was not stable {what}: its first requests may be slower than the rest"
+    short = prefix_cache.shortfall(metrics.cached_share(run), expected_hit_rate)
+    if short is not None:
+        yield short
 
 
 def _added(run: Run) -> shape.Span | None:
@@ -87,7 +101,7 @@ def _expected_hit_rate(results: Results, run: Run) -> float | None:
     shares = results.suite.workload(run.case.workload).prompts.prefix is not None
     if not shares or run.case.model not in results.models:
         return None
-    return expected_hit_rate(correctness.requests_of(results, run))
+    return prefix_cache.expected_hit_rate(correctness.requests_of(results, run))
 
 
 def _few(reasons: tuple[str, ...]) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 from headway import codec, fingerprint, metrics, verdict
@@ -136,7 +137,7 @@ def _suite(results: Results, hide: private.Private) -> shape.SuiteView:
 def _instance(results: Results, name: str, hide: private.Private) -> shape.InstanceView:
     asked = results.suite.instance(name)
     infos = [r.info for r in results.launches if r.instance == name and r.info is not None]
-    found = verdict.treatment_of(results, name)
+    tried = verdict.treatment_of(results, name)
     launches = tuple(
         shape.LaunchView(
             record.launch,
@@ -149,16 +150,28 @@ def _instance(results: Results, name: str, hide: private.Private) -> shape.Insta
         if record.instance == name
     )
     shown = fingerprint.Treatment(
-        found.kind,
-        hide.text(found.version),
-        hide.value(found.args),
-        hide.value(found.env),
-        hide.value(found.settings),
-        hide.value(found.versions),
-        found.commit,
+        tried.kind,
+        hide.text(tried.version),
+        hide.value(tried.args),
+        hide.value(tried.env),
+        hide.value(tried.settings),
+        hide.value(tried.versions),
+        tried.commit,
     )
-    device = infos[-1].device if infos else None
-    return shape.InstanceView(name, asked.model_name, asked.dtype, device, shown, launches)
+    mine = [record for record in results.launches if record.instance == name]
+    found = next((record.can for record in reversed(mine) if record.can is not None), None)
+    if found is not None:
+        found = replace(found, fields=hide.value(found.fields))
+    return shape.InstanceView(
+        name=name,
+        model=asked.model_name,
+        dtype=asked.dtype,
+        device=infos[-1].device if infos else None,
+        treatment=shown,
+        launches=launches,
+        capabilities=found,
+        notices=hide.texts(tuple(dict.fromkeys(n for record in mine for n in record.notices))),
+    )
 
 
 def _cell(results: Results, cell: Judged, hide: private.Private) -> shape.CellView:

@@ -63,6 +63,9 @@ def _lines(doc: Document) -> Iterator[str]:
     for line in table.replaced(doc):
         yield escape(line)
         yield ""
+    notices = list(table.notices(doc))
+    yield from (f"- {escape(line)}" for line in notices)
+    yield from [""] if notices else []
     for title, verdicts in SECTIONS.items():
         yield from _causes(title, [c for c in doc.causes if c.verdict in verdicts])
     yield from _launches(doc)

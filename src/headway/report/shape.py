@@ -5,6 +5,7 @@ and bytes throughout; what is undefined is None, and null in the file.
 
 Schema history: 1 (2026-11) first. 2 (2026-11) intervals, explanations, what is due, causes.
 3 (2026-11) fill time, expected hit rate, outputs that are not judged. 4 (2026-11) prompt path.
+5 (2026-11) what endpoints understand, notices, cached share.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from headway.core import PromptPath
+from headway.core import Capabilities, PromptPath
 from headway.fingerprint import Machine, Treatment
 from headway.suite import Limit
 from headway.verdict import Gate, Interval, Verdict
 from headway.verdict.split import EngineSplit
 
 FORMAT = "headway report"
-SCHEMA = 4
+SCHEMA = 5
 
 Key = tuple[str, str, str, str]
 
@@ -72,7 +73,11 @@ class LaunchView:
 
 @dataclass(frozen=True, slots=True)
 class InstanceView:
-    """A named engine: what was put under test, and its launches."""
+    """A named engine: what was put under test, and its launches.
+
+    `capabilities` is what its endpoint was found to understand at its last launch (None: it never
+    was up), `notices` what it does otherwise than it says, or takes without effect.
+    """
 
     name: str
     model: str
@@ -80,6 +85,8 @@ class InstanceView:
     device: str | None
     treatment: Treatment
     launches: tuple[LaunchView, ...]
+    capabilities: Capabilities | None
+    notices: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +203,8 @@ class RunView:
 
     `fill_s` is the time within which a closed loop's slots began. `expected_hit_rate` is the share
     of prompt tokens that a perfect prefix cache would find; None without shared prefixes.
+    `cached_share` is what the server's found, by its usage; None where it does not say. `notices`
+    hold a sentence for what does not make the Run invalid and may matter.
     `added_prompt_tokens` is how many tokens the server counted in a prompt beside those that were
     asked for: what its tokenizer puts before a text, what its template puts around a message. Of
     the requests whose tokens both count; None without any.
@@ -218,6 +227,8 @@ class RunView:
     expected_hit_rate: float | None
     prompt_path: PromptPath
     added_prompt_tokens: Span | None
+    cached_share: float | None
+    notices: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)

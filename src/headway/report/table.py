@@ -181,6 +181,18 @@ def replaced(document: Document) -> Iterator[str]:
         yield f"{text.count(len(found), 'Run')} {was} replaced: {text.few(found)}"
 
 
+def notices(document: Document) -> Iterator[str]:
+    """Say of each engine in one line what is odd about it and its Runs, and fails nothing."""
+    for engine in document.instances:
+        said = list(engine.notices)
+        for case in document.cases:
+            if case.instance == engine.name:
+                found = dict.fromkeys(one for run in case.runs for one in run.notices)
+                said += [f"{case.workload} {case.level}: {one}" for one in found]
+        if said:
+            yield f"{engine.name}: {'; '.join(said)}"
+
+
 def launch_cells(document: Document) -> tuple[CellView, ...]:
     """Return the cells of launches as a whole: launch time and engine steps."""
     return tuple(cell for cell in document.cells if not cell.level)

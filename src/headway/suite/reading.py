@@ -117,6 +117,7 @@ class _Reader(GateReader, InstanceReader, LoadReader):
             calibrate=self.get("suite", top, "calibrate", bool, True),
             equal=equal,
             replay_inside=self.get("suite", top, "replay_inside", bool, False),
+            warmup_timeout_s=self.positive("suite", top, "warmup_timeout_s", float, 120.0),
         )
         self._check_references(suite)
         self._check_understood(suite)
@@ -179,5 +180,6 @@ _SUITE_KEYS = (
         "wait_quiet_s",
         "calibrate",
         "replay_inside",
+        "warmup_timeout_s",
     ),
 )

@@ -206,6 +206,7 @@ class Suite:
     calibrate: bool = True
     equal: Mapping[str, Any] = field(default_factory=dict)
     replay_inside: bool = False
+    warmup_timeout_s: float = 120.0
 
     def instance(self, name: str) -> Instance:
         """Return the instance of that name."""

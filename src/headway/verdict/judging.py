@@ -33,6 +33,7 @@ def judge(results: Results, memory: Memory) -> tuple[Judged, ...]:
             cells += [
                 judge_cell(results, case, m, memory, paired.get((case, m.name)))
                 for m in applicable(results.suite, case)
+                if not _untold(results, case, m)
             ]
             cells.append(judge_equality(results, case))
     for instance in dict.fromkeys(name for name, _, _ in results.expected):
@@ -48,6 +49,14 @@ def judge(results: Results, memory: Memory) -> tuple[Judged, ...]:
 def applicable(suite: Suite, case: Case) -> list[Metric]:
     """Return the metrics that a case has."""
     return [metric for metric in metrics.TABLE.values() if applies(suite, case, metric)]
+
+
+def _untold(results: Results, case: Case, metric: Metric) -> bool:
+    """Whether there is nothing to judge: no server need say it, none does, and no gate asks."""
+    if not metric.where_told or metric.name in results.suite.baseline.metrics:
+        return False
+    limited = any(one.metric == metric.name and one.covers(case) for one in results.suite.limits)
+    return not limited and all(s.value is None for s in results.samples(case, metric))
 
 
 def judge_cell(

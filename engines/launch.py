@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from headway.engines.endpoint import HEALTH_TIMEOUT_S, Endpoint, tail
+from headway.engines.endpoint import HEALTH_TIMEOUT_S, MEMORY, Endpoint, tail
 from headway.engines.launcher import HERE, Launcher, LaunchError, LaunchSpec
 from headway.engines.servers import launcher_of
 
@@ -57,9 +57,10 @@ def launched(spec: LaunchSpec) -> Iterator[Endpoint]:
 def _start(spec: LaunchSpec, launcher: Launcher, command: list[str]) -> subprocess.Popen[bytes]:
     gpus = {"CUDA_VISIBLE_DEVICES": ",".join(spec.gpus)} if spec.gpus else {}
     spec.log.parent.mkdir(parents=True, exist_ok=True)
+    cpus = [f"--cpus={','.join(map(str, spec.cpus))}"] if spec.cpus else []
     with spec.log.open("ab") as log:
         return subprocess.Popen(
-            [sys.executable, "-I", str(HERE / "supervise.py"), *command],
+            [sys.executable, "-I", str(HERE / "supervise.py"), *cpus, *command],
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -99,8 +100,9 @@ def _wait_until_ready(endpoint: Endpoint) -> None:
     deadline = endpoint.started_s + spec.start_timeout_s
     while True:
         if not endpoint.alive():
-            said = tail(spec.log)
-            raise LaunchError("died_loading", f"{spec.instance} ended while it was loading: {said}")
+            kind, what = ("oom", MEMORY) if endpoint.out_of_memory() else ("died_loading", "ended")
+            message = f"{spec.instance} {what} while it was loading: {tail(spec.log)}"
+            raise LaunchError(kind, message)
         if time.monotonic() > deadline:
             raise LaunchError(
                 "start_timeout",

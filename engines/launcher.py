@@ -33,8 +33,9 @@ class LaunchSpec:
 
     `equal` holds the settings that all engines of a comparison are to share, by their common names
     (`launcher.SETTINGS`); empty where each engine runs as its vendor recommends. `gpus` are those
-    it may see (empty: all). `base_url` is where a server is that runs already. Another commit's
-    engine has that commit's `boot`, or is found from its `cwd` (None: ours).
+    it may see (empty: all), `cpus` the cores that its processes are kept to, and must size their
+    thread pools by (empty: all). `base_url` is where a server is that runs already. Another
+    commit's engine has that commit's `boot`, or is found from its `cwd` (None: ours).
     """
 
     instance: str
@@ -56,6 +57,7 @@ class LaunchSpec:
     image: str | None = None
     base_url: str | None = None
     api_key: str | None = field(default=None, repr=False)
+    cpus: tuple[int, ...] = ()
 
     @property
     def served_name(self) -> str:
@@ -89,7 +91,8 @@ class Launcher:
     `command` gives the command that serves a spec on a port (None: it runs already, elsewhere);
     `env` what its processes need in their environment. `health` answers 200 when it serves.
     `info` reads back from the running engine who it is. `can` is what its documentation says. It
-    empties its prefix cache by a POST to `reset`, if it has that. `equal` names its own argument
+    empties its prefix cache by a POST to `reset`, if it has that, and says how it is at `metrics`,
+    which may answer 404. `equal` names its own argument
     for each of `SETTINGS` that it has.
     """
 
@@ -99,6 +102,7 @@ class Launcher:
     env: Callable[[LaunchSpec], Mapping[str, str]] = _no_env
     health: str = "/health"
     reset: str | None = None
+    metrics: str | None = "/metrics"
     equal: Mapping[str, str] = field(default_factory=dict)
 
     def arguments(self, spec: LaunchSpec) -> dict[str, Any]:

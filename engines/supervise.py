@@ -1,11 +1,12 @@
 """Run one command and leave nothing of it behind, however the one who asked for it ends.
 
-    python supervise.py COMMAND [ARGUMENT ...]        with a pipe on standard input
+    python supervise.py [--cpus=2,3] COMMAND [ARGUMENT ...]    with a pipe on standard input
 
-The command gets a session of its own. When standard input closes (its owner stopped it, or was
-killed) the whole process group is asked to end, then killed after a grace period; processes that
-left the group are found, because orphans of this process come back to it (a subreaper, on Linux).
-Ends with the command's own status; 128 + the signal when a signal ended it.
+The command gets a session of its own, and the cores that `--cpus` names. When standard input
+closes (its owner stopped it, or was killed) the whole process group is asked to end, then killed
+after a grace period; processes that left the group are found, because orphans of this process come
+back to it (a subreaper, on Linux). Ends with the command's own status; 128 + the signal when a
+signal ended it.
 """
 
 from __future__ import annotations
@@ -83,6 +84,8 @@ def main(command: list[str]) -> int:
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer)
+    if command[0].startswith("--cpus="):
+        os.sched_setaffinity(0, map(int, command.pop(0).partition("=")[2].split(",")))
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: None)
     try:

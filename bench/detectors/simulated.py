@@ -100,6 +100,8 @@ class SimulatedEngine:
     info: EngineInfo
     launch_s: float
     first_output: tuple[int, ...]
+    cpus: tuple[int, ...] = ()
+    gpus: tuple[str, ...] = ()
 
     def warm_up(self, case: Case, level: Level, requests: Sequence[Request]) -> Mapping[str, float]:
         """Let time pass; what the kernels are to say around the Run is known from here on."""
@@ -124,9 +126,9 @@ class SimulatedEngine:
         """Say yes: it never dies."""
         return True
 
-    def last_words(self) -> str:
+    def last_words(self) -> tuple[str, str]:
         """Say what is never asked: it never dies."""
-        return "the engine ended: simulated"
+        return "died", "the engine ended: simulated"
 
     def stop(self) -> None:
         """End nothing: nothing runs."""

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from headway.core import Case, EngineInfo, Level, Request, RequestRecord, Verification
+from headway.core import Case, EngineInfo, Level, Request, RequestRecord, Series, Verification
 from headway.correctness import Pair
 from headway.night.plan import PlannedLaunch
 from headway.results import Generated
@@ -19,12 +19,13 @@ from headway.results import Generated
 
 @dataclass(frozen=True, slots=True)
 class Driven:
-    """What one level left behind; see `core.Run` for `client` and `engine`."""
+    """What one level left behind; see `core.Run` for `client`, `engine` and `series`."""
 
     span_s: float
     records: tuple[RequestRecord, ...]
     client: Mapping[str, float] = field(default_factory=dict)
     engine: Mapping[str, float] = field(default_factory=dict)
+    series: tuple[Series, ...] = ()
 
 
 class Engine(Protocol):
@@ -42,6 +43,14 @@ class Engine(Protocol):
     def first_output(self) -> tuple[int, ...]:
         """That first answer."""
 
+    @property
+    def cpus(self) -> tuple[int, ...]:
+        """The cores that it is kept to; none where it shares them with the client."""
+
+    @property
+    def gpus(self) -> tuple[str, ...]:
+        """The UUIDs of the GPUs that it may see."""
+
     def warm_up(self, case: Case, level: Level, requests: Sequence[Request]) -> Mapping[str, float]:
         """Send waves of short requests until they take equally long; say what that took."""
 
@@ -53,8 +62,8 @@ class Engine(Protocol):
     def serves(self) -> bool:
         """Whether it runs and says that it can serve."""
 
-    def last_words(self) -> str:
-        """Say how an engine ended that serves no more."""
+    def last_words(self) -> tuple[str, str]:
+        """Return the kind of failure (`died`, `oom`), and how an engine ended that serves no more."""
 
     def stop(self) -> None:
         """End it with all its processes."""

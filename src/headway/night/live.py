@@ -114,6 +114,7 @@ class LiveLaunch:
             return False
         self.engine = engine
         made = replace(record, launch_s=engine.launch_s, info=engine.info)
+        made = replace(made, cpus=engine.cpus, gpus=engine.gpus)
         night.add(replace(made, first_output=engine.first_output))
         return True
 
@@ -131,12 +132,12 @@ class LiveLaunch:
     def _died(self, case: Case) -> None:
         """Journal that the engine ended, or serves no more, with the last it said."""
         assert self.engine is not None
-        said = self.engine.last_words()
+        kind, said = self.engine.last_words()
         self.stop()
         *_, begun = self._records()
         what, _, log = said.partition(": ")
         failure = f"{what} in level {case.level}: {log}"
-        self.night.add(replace(begun, failure_kind="died", failure=failure))
+        self.night.add(replace(begun, failure_kind=kind, failure=failure))
 
     def _measure_case(self, case: Case) -> None:
         assert self.engine is not None
@@ -165,6 +166,7 @@ class LiveLaunch:
             calibration=(before, after) if before and after else (),
             prompt_path=night.suite.workload(case.workload).prompts.path,
             begin_tokens=night.begin_tokens(case, self.planned.launch),
+            series=driven.series,
         )
         night.add(replace(run, invalid=validity.problems(run, night.bands())))
 

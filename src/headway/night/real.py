@@ -13,17 +13,21 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from headway import arrivals, loadgen, transport
+from headway import arrivals, loadgen, telemetry, transport
 from headway.core import Case, EngineInfo, Level, Request
+from headway.engines.endpoint import MEMORY
 from headway.engines.launch import HERE, Endpoint, LaunchError, LaunchSpec, launched, tail
 from headway.night import machine, texts, verify
+from headway.night.cores import Cores, kept_to, parted_here
 from headway.night.lab import Driven
 from headway.night.machine import Kernels
 from headway.night.models import PreparedModel
 from headway.night.plan import PlannedLaunch
 from headway.night.screen import Screen
+from headway.night.watch import Telemetry, our_processes
 from headway.sse import parse
 from headway.suite import Instance, Suite
+from headway.telemetry import Reading
 from headway.transport import Exchange, HttpTransport, Target
 
 WARMUP_TOKENS = 4
@@ -64,6 +68,13 @@ class RealLab:
     stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     kernels: Kernels | None = None
     uncalibrated: bool = False
+    cores: Cores = field(init=False)
+    telemetry: Telemetry = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.cores = parted_here(self.suite.load_workers) if self.suite.pin else Cores()
+        log = self.folder / "logs" / "telemetry.log"
+        self.telemetry = Telemetry(log, self.screen.line, self.stack, self.cores)
 
     def clock(self) -> float:
         """Monotonic seconds."""
@@ -73,8 +84,8 @@ class RealLab:
         """Return the wall clock, for labels only."""
         return now()
 
-    def spec(self, planned: PlannedLaunch) -> LaunchSpec:
-        """Return how to start a planned launch."""
+    def spec(self, planned: PlannedLaunch, gpus: tuple[str, ...] = ()) -> LaunchSpec:
+        """Return how to start a planned launch, on `gpus` where their UUIDs are known."""
         instance = self.suite.instance(planned.instance)
         return LaunchSpec(
             instance=instance.name,
@@ -92,22 +103,29 @@ class RealLab:
             boot=self.starts[instance.name].boot,
             cwd=self.starts[instance.name].cwd,
             equal=self.suite.equal if instance.tuning == "equal" else {},
-            gpus=instance.gpus,
+            gpus=gpus if instance.gpus and gpus else instance.gpus,
             image=instance.image,
             base_url=instance.base_url,
             api_key=_api_key(instance),
+            cpus=self.cores.engine,
         )
 
     def start(self, planned: PlannedLaunch, prompt: tuple[int, ...]) -> RealEngine:
         """Start an engine and wait for its first token; raises LaunchError or OSError."""
+        asked = self.suite.instance(planned.instance)
+        gpus = self.telemetry.gpus_of(asked, self.device)
+        if gpus and self.suite.calibrate:
+            self.calibrate()  # what its kernels hold of a GPU is no engine's
+        resting = self.telemetry.free(gpus)
         with contextlib.ExitStack() as stack:
-            endpoint = stack.enter_context(launched(self.spec(planned)))
-            asked = self.suite.instance(planned.instance)
-            first = transport.run(_first_output(endpoint, prompt))
+            endpoint = stack.enter_context(launched(self.spec(planned, gpus)))
+            first = _first_token(endpoint, prompt)
             launch_s = endpoint.clock_since_start()
             info = endpoint.info()
             _check_info(info, asked, self.device)
-            return RealEngine(self, planned, endpoint, info, launch_s, first, stack.pop_all())
+            return RealEngine(
+                self, planned, endpoint, info, launch_s, first, stack.pop_all(), gpus, resting
+            )
 
     def calibrate(self) -> Mapping[str, float]:
         """Return the seconds of each calibration kernel; empty, and said, where it cannot run."""
@@ -115,7 +133,8 @@ class RealLab:
             return {}
         try:
             if self.kernels is None:
-                self.kernels = self.stack.enter_context(self._kernels())
+                with kept_to(self.cores.client):
+                    self.kernels = self.stack.enter_context(self._kernels())
             return self.kernels.read()
         except machine.KernelFailure as error:
             self.uncalibrated = True
@@ -164,6 +183,13 @@ class RealEngine:
     launch_s: float
     first_output: tuple[int, ...]
     stack: contextlib.ExitStack
+    gpus: tuple[str, ...] = ()
+    resting: Mapping[str, Reading] = field(default_factory=dict)
+
+    @property
+    def cpus(self) -> tuple[int, ...]:
+        """The cores that it is kept to."""
+        return self.endpoint.spec.cpus
 
     def stop(self) -> None:
         """End it with all its processes."""
@@ -173,12 +199,15 @@ class RealEngine:
         """Whether our own child runs and says that it can serve."""
         return self.endpoint.serves()
 
-    def last_words(self) -> str:
-        """Say how it ended, with the last lines of its log."""
+    def last_words(self) -> tuple[str, str]:
+        """Return why it serves no more, and how it ended, with the last lines of its log."""
         ended = self.endpoint.ends_within(ENDING_S)
+        memory = self.endpoint.out_of_memory()
         self.stop()
         what = "the engine ended" if ended else "the engine answers /health no more"
-        return f"{what}: {tail(self.lab.spec(self.planned).log, 3) or 'it said nothing'}"
+        what = f"the engine {MEMORY}" if memory else what
+        said = tail(self.endpoint.spec.log, 3) or "it said nothing"
+        return "oom" if memory else "died", f"{what}: {said}"
 
     def warm_up(self, case: Case, level: Level, requests: Sequence[Request]) -> dict[str, float]:
         """Send waves of short requests, as many at once as the level, until they agree.
@@ -193,7 +222,8 @@ class RealEngine:
         while len(spans) < MAX_WARMUP_WAVES:
             wave = short[len(spans) * together : (len(spans) + 1) * together]
             self.lab.screen.status(f"{self.planned.name} {level.name}: warm-up {len(spans) + 1}")
-            measured = transport.run(loadgen.measure(self._share(wave, warm)))
+            with kept_to(self.lab.cores.client):
+                measured = transport.run(loadgen.measure(self._share(wave, warm)))
             spans.append(measured.span_s)
             failed += sum(not record.completed for record in measured.records)
             if failed or (
@@ -216,11 +246,19 @@ class RealEngine:
         times_s = offsets_s if slots is None else arrivals.slot_offsets(slots, level.fill_s)
         think_s = self.lab.suite.workload(case.workload).prompts.think_s
         share = self._share(requests, level, tuple(times_s), think_s)
-        measured = transport.run(self._shown(case, share))
+        ours = our_processes()
+        self.lab.telemetry.begin(self.endpoint, self.gpus)
+        with kept_to(self.lab.cores.client):
+            measured = transport.run(self._shown(case, share))
+        watched = self.lab.telemetry.end()
+        ours += our_processes()
         # After a death, what is left of its processes is not the engine.
         peak = self.endpoint.peak_rss_bytes() if self.serves() else None
         memory = {} if peak is None else {"peak_rss_bytes": float(peak)}
-        return Driven(measured.span_s, measured.records, measured.client, memory)
+        start_s, span_s = measured.start_s, measured.span_s
+        seen = telemetry.figures(watched, start_s, span_s, self.resting, ours)
+        series = telemetry.series(watched, start_s)
+        return Driven(span_s, measured.records, measured.client, memory | seen, series)
 
     async def _shown(self, case: Case, share: loadgen.Share) -> loadgen.Measured:
         done = 0
@@ -290,6 +328,18 @@ def _recipient(endpoint: Endpoint) -> loadgen.Recipient:
     """Return whom requests are for, as the documentation of its kind has it."""
     target, spec = Target.parse(endpoint.base_url), endpoint.spec
     return loadgen.Recipient(target, spec.served_name, endpoint.launcher.can, spec.api_key)
+
+
+def _first_token(endpoint: Endpoint, prompt: tuple[int, ...]) -> tuple[int, ...]:
+    """Return what an engine answers first; raises LaunchError, of kind `oom` for what it is."""
+    try:
+        return transport.run(_first_output(endpoint, prompt))
+    except LaunchError as error:
+        if not (endpoint.ends_within(ENDING_S) and endpoint.out_of_memory()):
+            raise
+        said = tail(endpoint.spec.log, 3)
+        message = f"{endpoint.spec.instance} {MEMORY} at its first token: {said}"
+        raise LaunchError("oom", message) from error
 
 
 async def _first_output(endpoint: Endpoint, prompt: tuple[int, ...]) -> tuple[int, ...]:

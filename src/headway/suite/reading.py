@@ -115,6 +115,7 @@ class _Reader(GateReader, InstanceReader, LoadReader):
             calibrate=self.get("suite", top, "calibrate", bool, True),
             equal=equal,
             replay_inside=self.get("suite", top, "replay_inside", bool, False),
+            pin=self.get("suite", top, "pin", bool, True),
         )
         self._check_references(suite)
         return replace(suite, limits=suite.limits + _always(suite))
@@ -167,5 +168,6 @@ _SUITE_KEYS = (
         "wait_quiet_s",
         "calibrate",
         "replay_inside",
+        "pin",
     ),
 )

@@ -312,7 +312,7 @@ def test_a_truncated_report_is_refused_wherever_it_was_cut(green):
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (lambda d: d.update(schema=1), "has schema 1; this Headway reads 4"),
+        (lambda d: d.update(schema=1), "has schema 1; this Headway reads 5"),
         (lambda d: d.update(format="x"), "is not a report of Headway"),
         (lambda d: d.pop("night"), "report.night is missing"),
         (lambda d: d["cells"][0].pop("unit"), r"report\.cells\[0\]\.unit is missing"),

@@ -21,7 +21,10 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A declared metric. Being a `percentile` of `samples` bounds what may gate on it."""
+    """A declared metric. Being a `percentile` of `samples` bounds what may gate on it.
+
+    One that is `gpu_only` is a cell where it was measured, or where a gate is set on it.
+    """
 
     name: str
     unit: str
@@ -32,6 +35,7 @@ class Metric:
     closed_loop_only: bool = False
     further_tokens_only: bool = False
     slo_only: bool = False
+    gpu_only: bool = False
     samples: Samples | None = None
 
     def worse_by(self, value: float, than: float) -> float:
@@ -159,6 +163,22 @@ TABLE: dict[str, Metric] = {
         ),
         Metric(
             "peak_memory", "bytes", "lower", "peak resident memory of the engine", of.peak_memory
+        ),
+        Metric(
+            "gpu_memory",
+            "bytes",
+            "lower",
+            "most GPU memory in use at once - what was in use before the launch",
+            of.gpu_memory,
+            gpu_only=True,
+        ),
+        Metric(
+            "energy_per_token",
+            "J/token",
+            "lower",
+            "energy of the engine's GPUs during the Run / output tokens",
+            of.energy_per_token,
+            gpu_only=True,
         ),
     ]
 }

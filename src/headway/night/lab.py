@@ -63,7 +63,7 @@ class Engine(Protocol):
         """Whether it runs and says that it can serve."""
 
     def last_words(self) -> tuple[str, str]:
-        """Return the kind of failure (`died`, `oom`), and how an engine ended that serves no more."""
+        """Return the kind of failure (`died`, `oom`), and how one ended that serves no more."""
 
     def stop(self) -> None:
         """End it with all its processes."""

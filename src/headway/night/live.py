@@ -17,7 +17,7 @@ from headway.night.asked import ReferenceFailure
 from headway.night.lab import Engine
 from headway.night.plan import PRIMING, PlannedLaunch, order
 from headway.night.session import Night
-from headway.workload import workload_hash
+from headway.workload import expected_hit_rate, workload_hash
 
 MAX_REPLACEMENTS = 2
 # As many prompts as the longest warm-up takes, for each request in flight.
@@ -42,6 +42,11 @@ class LiveLaunch:
     def failure(self) -> str | None:
         """Why this launch will give nothing more, or None."""
         return next((r.failure for r in self._records() if r.failure is not None), None)
+
+    @property
+    def lost_to_the_machine(self) -> bool:
+        """Whether this launch gives nothing more, and its engine is not to blame."""
+        return self.night.results.lost_to_the_machine(self.planned.instance, self.planned.launch)
 
     @property
     def out_of_budget(self) -> bool:
@@ -168,7 +173,8 @@ class LiveLaunch:
             begin_tokens=night.begin_tokens(case, self.planned.launch),
             series=driven.series,
         )
-        night.add(replace(run, invalid=validity.problems(run, night.bands())))
+        intended = _intended_hit_rate(requests)
+        night.add(replace(run, invalid=validity.problems(run, night.bands(), intended)))
 
     def _requests(self, case: Case, n: int, launch: int) -> tuple[Request, ...]:
         return correctness.requests_for(self.night.results, case, n, launch)
@@ -218,6 +224,12 @@ class LiveLaunch:
             raise LaunchError("failed", f"{self.planned.name} is not running: {self.failure}")
         assert self.engine is not None
         return self.engine
+
+
+def _intended_hit_rate(requests: Sequence[Request]) -> float | None:
+    """Return what share of the prompts' tokens a prefix cache may find; None where it may find
+    answers in them as well, of which nobody knows what it kept."""
+    return None if any(request.turn for request in requests) else expected_hit_rate(requests)
 
 
 def _warm_up_requests(level: Level) -> int:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
-from headway import correctness, fingerprint, metrics, verdict
-from headway.core import Case, Run
+from headway import correctness, fingerprint, metrics, telemetry, verdict
+from headway.core import Case, Run, Series
 from headway.report import private, shape, vllm_view
 from headway.results import Results
 from headway.verdict.split import engine_split
@@ -13,6 +14,7 @@ from headway.workload import expected_hit_rate
 
 # A reason per request would make a report as large as the journal.
 MAX_REASONS = 5
+MAX_POINTS = 300
 
 
 def view(results: Results, case: Case, hide: private.Private) -> shape.CaseView:
@@ -75,7 +77,15 @@ def _run(results: Results, run: Run, hide: private.Private) -> shape.RunView:
         expected_hit_rate=_expected_hit_rate(results, run),
         prompt_path=run.prompt_path,
         added_prompt_tokens=_added(run),
+        series=tuple(_short(one) for one in run.series),
     )
+
+
+def _short(one: Series) -> Series:
+    """Return a series as a report holds it: thinned, and with six digits."""
+    thin = telemetry.thinned(one, MAX_POINTS)
+    at_s = tuple(round(at, 3) for at in thin.at_s)
+    return replace(thin, at_s=at_s, values=tuple(float(f"{v:.6g}") for v in thin.values))
 
 
 def _added(run: Run) -> shape.Span | None:

@@ -5,6 +5,7 @@ and bytes throughout; what is undefined is None, and null in the file.
 
 Schema history: 1 (2026-11) first. 2 (2026-11) intervals, explanations, what is due, causes.
 3 (2026-11) fill time, expected hit rate, outputs that are not judged. 4 (2026-11) prompt path.
+5 (2026-11) series, cores and GPUs of a launch, the GPU's UUID.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from headway.core import PromptPath
+from headway.core import PromptPath, Series
 from headway.fingerprint import Machine, Treatment
 from headway.suite import Limit
 from headway.verdict import Gate, Interval, Verdict
 from headway.verdict.split import EngineSplit
 
 FORMAT = "headway report"
-SCHEMA = 4
+SCHEMA = 5
 
 Key = tuple[str, str, str, str]
 
@@ -61,13 +62,18 @@ class ModelView:
 
 @dataclass(frozen=True, slots=True)
 class LaunchView:
-    """One life of an engine process; `launch_s` is None when it gave no token."""
+    """One life of an engine process; `launch_s` is None when it gave no token.
+
+    See `core.LaunchRecord` for `cpus` and `gpus`.
+    """
 
     launch: int
     attempt: int
     launch_s: float | None
     failure_kind: str | None
     failure: str | None
+    cpus: tuple[int, ...]
+    gpus: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +204,7 @@ class RunView:
     of prompt tokens that a perfect prefix cache would find; None without shared prefixes.
     `added_prompt_tokens` is how many tokens the server counted in a prompt beside those that were
     asked for: what its tokenizer puts before a text, what its template puts around a message. Of
-    the requests whose tokens both count; None without any.
+    the requests whose tokens both count; None without any. Of long `series` their extremes stay.
     """
 
     launch: int
@@ -218,6 +224,7 @@ class RunView:
     expected_hit_rate: float | None
     prompt_path: PromptPath
     added_prompt_tokens: Span | None
+    series: tuple[Series, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from headway.verdict.reference import reference_findings
 from headway.verdict.stored import against_baseline
 
 # Judged whatever the success rate: they are about it, or not about speed.
-NOT_SPEED = ("success_rate", "token_accuracy", "peak_memory")
+NOT_SPEED = ("success_rate", "token_accuracy", "peak_memory", "gpu_memory")
 # The share of a cell's launches that may be lost to the machine; what is left is judged.
 MAX_DROPPED = 0.25
 
@@ -32,7 +32,7 @@ def judge(results: Results, memory: Memory) -> tuple[Judged, ...]:
         if (case.instance, case.name) in names:
             cells += [
                 judge_cell(results, case, m, memory, paired.get((case, m.name)))
-                for m in applicable(results.suite, case)
+                for m in _metrics(results, case)
             ]
             cells.append(judge_equality(results, case))
     for instance in dict.fromkeys(name for name, _, _ in results.expected):
@@ -48,6 +48,17 @@ def judge(results: Results, memory: Memory) -> tuple[Judged, ...]:
 def applicable(suite: Suite, case: Case) -> list[Metric]:
     """Return the metrics that a case has."""
     return [metric for metric in metrics.TABLE.values() if applies(suite, case, metric)]
+
+
+def _metrics(results: Results, case: Case) -> list[Metric]:
+    """Return the metrics of a case that this night judges: with those of a GPU, if there is one."""
+    suite, runs = results.suite, results.runs_of(case).values()
+    return [
+        metric
+        for metric in metrics.TABLE.values()
+        if applies(suite, case, metric)
+        or (metric.gpu_only and any(metric.of_run(run) is not None for run in runs))
+    ]
 
 
 def judge_cell(
@@ -141,6 +152,8 @@ def judge_equality(results: Results, case: Case) -> Judged:
         reason += f"; and {len(found.wrong) - 3} more" if len(found.wrong) > 3 else ""
     elif found.unverified and len(found.unverified) == found.unpaid:
         verdict, reason = "INCONCLUSIVE", f"budget: {found.unverified[0]}; {reason} so far"
+    elif found.unverified and len(found.unverified) == found.lost:
+        verdict, reason = "INVALID", f"{found.unverified[0]}; {reason} so far"
     elif found.unverified or not found.num_requests:
         verdict = "MISSING"
         reason = found.unverified[0] if found.unverified else "no request was completed"

@@ -5,6 +5,7 @@ What a driver or a card does not know is left out, never 0. `nvml` is the module
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -81,17 +82,16 @@ def read(nvml: Any, handle: Any) -> Reading:
 
 
 def _processes(nvml: Any, handle: Any) -> Processes | None:
+    """Return who holds memory; None where it is not told who computes."""
+    try:
+        listed = list(nvml.nvmlDeviceGetComputeRunningProcesses(handle))
+    except nvml.NVMLError:
+        return None
+    with contextlib.suppress(nvml.NVMLError):
+        listed += nvml.nvmlDeviceGetGraphicsRunningProcesses(handle)
     found: dict[str, int] = {}
-    for ask in (
-        nvml.nvmlDeviceGetComputeRunningProcesses,
-        nvml.nvmlDeviceGetGraphicsRunningProcesses,
-    ):
-        try:
-            for one in ask(handle):
-                found[str(one.pid)] = max(found.get(str(one.pid), 0), one.usedGpuMemory or 0)
-        except nvml.NVMLError:
-            if ask is nvml.nvmlDeviceGetComputeRunningProcesses:
-                return None
+    for one in listed:
+        found[str(one.pid)] = max(found.get(str(one.pid), 0), one.usedGpuMemory or 0)
     return found
 
 

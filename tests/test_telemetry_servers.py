@@ -1,4 +1,4 @@
-"""What servers say in /metrics becomes our names, series and figures; what they do not say, none."""
+"""What servers say in /metrics becomes our names, series and figures; what they do not, nothing."""
 
 from __future__ import annotations
 
@@ -268,9 +268,7 @@ def test_a_server_without_metrics_has_none():
 
 numbers = st.floats(0, 1e9, allow_nan=False)
 readings = st.lists(
-    st.one_of(
-        st.none(), st.dictionaries(st.sampled_from([q.name for q in QUANTITIES]), numbers)
-    ),
+    st.one_of(st.none(), st.dictionaries(st.sampled_from([q.name for q in QUANTITIES]), numbers)),
     max_size=12,
 )
 

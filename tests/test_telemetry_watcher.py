@@ -48,7 +48,7 @@ def nvmlDeviceGetComputeRunningProcesses(uuid):
     return [_Of(pid=int(pid), usedGpuMemory=held) for pid, held in listed]
 nvmlDeviceGetGraphicsRunningProcesses = _say("graphics")
 """
-SAYS = 'headway:num_requests_running {}\nheadway:generation_tokens_total {}\n'
+SAYS = "headway:num_requests_running {}\nheadway:generation_tokens_total {}\n"
 
 
 @contextlib.contextmanager

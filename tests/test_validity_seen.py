@@ -82,9 +82,7 @@ def test_more_tokens_than_came_are_somebody_else_s():
     assert not validity.problems(generated(16 * TOKENS))
     assert not validity.problems(generated(16 * TOKENS - 40))  # counted when a request ends
     (said,) = validity.problems(generated(16 * TOKENS + 1))
-    assert said == (
-        "the server generated 257 tokens, 256 came here: somebody else sends to it"
-    )
+    assert said == ("the server generated 257 tokens, 256 came here: somebody else sends to it")
 
 
 def test_ends_failures_and_the_tail_of_a_warm_up_explain_tokens():

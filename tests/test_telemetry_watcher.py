@@ -109,7 +109,9 @@ def test_a_server_is_read_before_during_and_after(tmp_path):
         time.sleep(2.2)
         ending_s = time.monotonic()
         said = running.end()
-    assert [one.values["running"] for one in said.server if one.values] == [0, 1, 2, 3]
+    values = [one.values["running"] for one in said.server if one.values]
+    assert len(values) >= 3
+    assert values == list(range(len(values)))
     first, *inside, last = [one.at_s for one in said.server]
     assert before_s <= first <= begun_s
     assert ending_s <= last
@@ -125,13 +127,12 @@ def test_a_scrape_that_fails_is_a_gap_and_a_server_without_the_page_is_left_alon
     with watcher(tmp_path / "log") as running:
         with server([fine, broken, fine]) as (url, _):
             running.begin(url, None, (), ())
-            time.sleep(1.3)
-            values = [one.values for one in running.end().server]
-        assert values == [
-            {"running": 1, "generation_tokens": 5},
-            None,
-            {"running": 1, "generation_tokens": 5},
-        ]
+            time.sleep(1.8)
+            first, second, *rest = [one.values for one in running.end().server]
+        assert first == {"running": 1, "generation_tokens": 5}
+        assert second is None
+        assert rest
+        assert all(one == first for one in rest)
         with server([(404, "no"), fine]) as (url, keys):
             running.begin(url, None, (), ())
             time.sleep(1.3)
@@ -149,9 +150,9 @@ def test_a_planted_card_is_looked_at_and_watched(tmp_path, cards):
         assert running.look(running.gpus)["GPU-a"].values == {"memory": 1000.0}
         cards(used=2000, milliwatts=300_000, reasons=64, processes={"7": 500})
         running.begin(None, None, running.gpus, ())
-        time.sleep(0.7)
+        time.sleep(1.2)
         said = running.end().gpus["GPU-a"]
-    assert len(said) == 3  # before, one in it, after
+    assert len(said) >= 3  # before, in it, after
     assert said[1].values == {"memory": 2000.0, "power": 300.0, "reasons": 64.0}
     assert said[1].processes == {"7": 500}
 

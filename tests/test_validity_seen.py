@@ -8,6 +8,7 @@ import pytest
 
 from headway import metrics, validity
 from headway.core import Case, Level, RequestError, RequestRecord, Run, Series, TokenEvent
+from headway.suite import Limit
 
 TOKENS, SLOTS, TTFT_S, ITL_S = 16, 4, 0.0625, 0.0625
 SERVICE_S = TTFT_S + (TOKENS - 1) * ITL_S
@@ -72,6 +73,14 @@ def test_one_of_a_user_s_own_requests_may_be_several_to_the_server():
     series = seen([0, 8, 8, 8, 0])
     assert validity.problems(run_of(series=series))
     assert not validity.problems(run_of(series=series, prompt_path="requests_file"))
+
+
+def test_what_failed_here_may_go_on_there():
+    records = [answered(k) for k in range(16)]
+    records[0] = replace(records[0], error=RequestError("idle_timeout", "x"))
+    assert not validity.problems(run_of(records, series=seen([0, 5, 5, 5, 0])))
+    (said,) = validity.problems(run_of(records, series=seen([0, 6, 6, 6, 0])))
+    assert "the server had 6 requests at once" in said
 
 
 def generated(tokens: float, records: list[RequestRecord] | None = None, **engine: float) -> Run:
@@ -179,3 +188,52 @@ def test_energy_per_token_is_of_all_tokens_that_came():
     for none in (run_of(), run_of([answered(0, events=(), completion_tokens=0)])):
         assert energy.of_run(none) is None
         assert memory.of_run(none) is None
+
+
+def gpu_cells(factory, limits: tuple[Limit, ...], engine: dict[str, float]) -> dict[str, str]:
+    """The verdicts of the cells that only a GPU has, of one of two engines."""
+    made = factory.make_night(suite=factory.make_suite(limits=limits))
+    runs = tuple(replace(run, engine={**run.engine, **engine}) for run in made.runs)
+    cells = factory.judge(replace(made, runs=runs))
+    mine = (cell for cell in cells if cell.case.name == "a-w32_16-c1")
+    return {c.metric: c.verdict for c in mine if c.metric in ("energy_per_token", "gpu_memory")}
+
+
+def test_what_only_a_gpu_has_is_a_cell_where_it_was_measured_or_a_gate_asks_for_it(factory):
+    measured = {"gpu_energy_j": 100.0, "gpu_memory_peak_bytes": 5.0}
+    limit = (Limit("energy_per_token", max=1000.0),)
+    assert gpu_cells(factory, (), {}) == {}
+    assert gpu_cells(factory, (), measured) == {"energy_per_token": "PASS", "gpu_memory": "PASS"}
+    assert gpu_cells(factory, limit, {}) == {"energy_per_token": "MISSING"}
+    tight = (Limit("energy_per_token", max=0.001),)
+    assert gpu_cells(factory, tight, measured)["energy_per_token"] == "LIMIT"
+
+
+def test_a_launch_lost_to_the_machine_is_dropped_like_an_invalid_run(factory):
+    """One of eight: the rest is judged. All of them: INVALID, equality too."""
+    made = factory.make_night(suite=factory.make_suite(launches=8))
+
+    def lost(numbers: range) -> dict[str, set[str]]:
+        why = {"failure_kind": "gpu_not_free", "failure": "GPU x still used 70.0 GiB after 60 s"}
+        mine = [(r.instance, r.launch) for r in made.launches]
+        gone = {("a", number) for number in numbers} & set(mine)
+        night = replace(
+            made,
+            runs=tuple(r for r in made.runs if (r.case.instance, r.launch) not in gone),
+            launches=tuple(
+                replace(r, launch_s=None, info=None, first_output=(), **why)
+                if (r.instance, r.launch) in gone
+                else r
+                for r in made.launches
+            ),
+        )
+        found: dict[str, set[str]] = {}
+        for cell in factory.judge(night):
+            if cell.case.instance == "a" and "step" not in cell.metric:
+                found.setdefault(cell.metric, set()).add(cell.verdict)
+        return found
+
+    few, all_ = lost(range(3, 4)), lost(range(1, 9))
+    assert few["ttft_p90"] == {"PASS"}
+    assert few["greedy_equality"] == {"PASS"}
+    assert set.union(*all_.values()) == {"INVALID"}

@@ -40,10 +40,12 @@ def contradictions(run: Run, in_flight: int, intended_hit_rate: float | None) ->
 def _too_many(run: Run, in_flight: int) -> Iterator[str]:
     """Running and waiting together were more than the client had in flight at any time.
 
-    One of a user's own requests may ask for several answers, each of which a server counts.
+    What failed here may go on there. One of a user's own requests may ask for several answers, each
+    of which a server counts.
     """
     if run.prompt_path == "requests_file":
         return
+    in_flight += sum(not record.completed for record in run.records)
     known = {one.name: dict(zip(one.at_s, one.values, strict=True)) for one in _server(run)}
     running, waiting = known.get("running", {}), known.get("waiting", {})
     inside = (at_s for at_s in running if 0 <= at_s <= run.span_s)

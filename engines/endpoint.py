@@ -22,6 +22,16 @@ from headway.engines.launcher import Launcher, LaunchError, LaunchSpec
 from headway.engines.supervise import descendants
 
 HEALTH_TIMEOUT_S = 2.0
+MEMORY = "ran out of memory"
+# What allocators of the host and of a GPU, and servers that plan with memory, end with.
+_OUT_OF_MEMORY = re.compile(
+    r"out of memory|OutOfMemoryError|MemoryError|bad_alloc|can(no|')t allocate|failed to allocate"
+    r"|no available memory for the cache blocks|ErrorOutOfDeviceMemory",
+    re.IGNORECASE,
+)
+_LAST_LINES = 60
+# The status of a child that SIGKILL ended, as its supervisor passes it on.
+_KILLED = 128 + 9
 
 
 class Endpoint:
@@ -46,6 +56,7 @@ class Endpoint:
         self.container = container
         self.served_name = launcher.served(spec) or spec.served_name
         self._supervisor = supervisor
+        self._oom_kills = oom_kills()
 
     def alive(self) -> bool:
         """Whether our own child still runs; of a server that is not ours, nobody knows."""
@@ -74,6 +85,21 @@ class Endpoint:
             message = f"{self.spec.instance}: {self.base_url} answered {status}: api_key_env names "
             raise LaunchError("no_api_key", message + "the variable that holds its key")
         return status == 200 or (not self.ours and status == 404)
+
+    def out_of_memory(self) -> bool:
+        """Whether our own child, which has ended, ran out of memory.
+
+        Its last words say so; or the kernel killed a process for memory while it lived; or it was
+        killed by nobody here, on a kernel that does not count such kills.
+        """
+        if self.alive() or self._supervisor is None:
+            return False
+        if _OUT_OF_MEMORY.search(_last(self.spec.log, _LAST_LINES)):
+            return True
+        kills = oom_kills()
+        if kills is None or self._oom_kills is None:
+            return self._supervisor.returncode == _KILLED
+        return kills > self._oom_kills
 
     def serves(self) -> bool:
         """Whether our own child runs and says that it can serve."""
@@ -166,8 +192,22 @@ class Endpoint:
 
 def tail(log: Path, lines: int = 5) -> str:
     """Return the last lines of a log, in one line; empty when there is none."""
+    text = _last(log, lines)
+    return " | ".join(line.strip() for line in text.splitlines() if line.strip())[-600:]
+
+
+def _last(log: Path, lines: int) -> str:
     try:
         text = log.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
-    return " | ".join(line.strip() for line in text.splitlines()[-lines:] if line.strip())[-600:]
+    return "\n".join(text.splitlines()[-lines:])
+
+
+def oom_kills(proc: Path = Path("/proc")) -> int | None:
+    """Return how many processes this kernel has killed for memory; None where it does not say."""
+    try:
+        found = re.search(r"^oom_kill (\d+)$", (proc / "vmstat").read_text(), re.M)
+    except OSError:
+        return None
+    return None if found is None else int(found[1])

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 from headway.engines.container import Container, prepare
 from headway.engines.container import command as run_command
-from headway.engines.endpoint import Endpoint, tail
+from headway.engines.endpoint import MEMORY, Endpoint, tail
 from headway.engines.launcher import HERE, Launcher, LaunchError, LaunchSpec
 from headway.engines.servers import launcher_of
 
@@ -66,17 +66,17 @@ def _start(
 ) -> subprocess.Popen[bytes]:
     assert launcher.command is not None
     env = {**launcher.env(spec), **spec.env}
-    after: list[str] = []
+    options = [f"--cpus={','.join(map(str, spec.cpus))}"] if spec.cpus else []
     if container is None:
         command = launcher.command(spec, port)
         if spec.gpus:
             env = {"CUDA_VISIBLE_DEVICES": ",".join(spec.gpus), **env}
     else:
         command = run_command(container, spec, launcher, port, env)
-        after = ["--after", json.dumps(container.end())]
+        options.append(f"--after={json.dumps(container.end())}")
     with spec.log.open("ab") as log:
         return subprocess.Popen(
-            [sys.executable, "-I", str(HERE / "supervise.py"), *after, *command],
+            [sys.executable, "-I", str(HERE / "supervise.py"), *options, *command],
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -116,8 +116,9 @@ def _wait_until_ready(endpoint: Endpoint) -> None:
     deadline = endpoint.started_s + spec.start_timeout_s
     while True:
         if not endpoint.alive():
-            said = tail(spec.log)
-            raise LaunchError("died_loading", f"{spec.instance} ended while it was loading: {said}")
+            kind, what = ("oom", MEMORY) if endpoint.out_of_memory() else ("died_loading", "ended")
+            message = f"{spec.instance} {what} while it was loading: {tail(spec.log)}"
+            raise LaunchError(kind, message)
         if time.monotonic() > deadline:
             said = tail(spec.log) if endpoint.ours else f"it is to be at {endpoint.base_url}"
             message = f"{spec.instance} was not ready after {spec.start_timeout_s:g} s: {said}"

@@ -33,8 +33,9 @@ class LaunchSpec:
 
     `equal` holds the settings that all engines of a comparison are to share, by their common names
     (`launcher.SETTINGS`); empty where each engine runs as its vendor recommends. `gpus` are those
-    it may see (empty: all). `base_url` is where a server is that runs already. Another commit's
-    engine has that commit's `boot`, or is found from its `cwd` (None: ours).
+    it may see (empty: all), `cpus` the cores that its processes are kept to, and must size their
+    thread pools by (empty: all). `base_url` is where a server is that runs already. Another
+    commit's engine has that commit's `boot`, or is found from its `cwd` (None: ours).
     """
 
     instance: str
@@ -56,6 +57,7 @@ class LaunchSpec:
     image: str | None = None
     base_url: str | None = None
     api_key: str | None = field(default=None, repr=False)
+    cpus: tuple[int, ...] = ()
 
     @property
     def served_name(self) -> str:
@@ -111,11 +113,12 @@ class Launcher:
     `env` what its processes need in their environment; `config` the content of a file that is
     written to `spec.config` before (None: it needs none). `health` answers 200 when it serves.
     `info` reads back from the running engine who it is. `can` is what its documentation says. It
-    empties its prefix cache by a POST to `reset`, if it has that. `equal` names its own argument
-    for each of `SETTINGS` that it has; `not NAME` is one that means the opposite. `served` is the
-    name by which it must list the model (None: whatever the one model is called that it lists).
-    Its `environment` is one that we make, or is given by the suite, or it needs no Python. `image`:
-    its command runs in an image as well; `container` is what its vendor has a container given.
+    empties its prefix cache by a POST to `reset`, if it has that, and says how it is at `metrics`,
+    which may answer 404. `equal` names its own argument for each of `SETTINGS` that it has; `not
+    NAME` is one that means the opposite. `served` is the name by which it must list the model
+    (None: whatever the one model is called that it lists). Its `environment` is one that we make,
+    or is given by the suite, or it needs no Python. `image`: its command runs in an image as well;
+    `container` is what its vendor has a container given.
     """
 
     command: Callable[[LaunchSpec, int], list[str]] | None
@@ -124,6 +127,7 @@ class Launcher:
     env: Callable[[LaunchSpec], Mapping[str, str]] = _no_env
     health: str = "/health"
     reset: str | None = None
+    metrics: str | None = "/metrics"
     equal: Mapping[str, str] = field(default_factory=dict)
     served: Callable[[LaunchSpec], str | None] = _our_name
     config: Callable[[LaunchSpec], str | None] = _no_config

@@ -1,13 +1,14 @@
 """Run one command and leave nothing of it behind, however the one who asked for it ends.
 
-    python supervise.py [--after JSON] COMMAND [ARGUMENT ...]    with a pipe on standard input
+    python supervise.py [--cpus=2,3] [--after=JSON] COMMAND [ARGUMENT ...]
 
-The command gets a session of its own. When standard input closes (its owner stopped it, or was
-killed) the whole process group is asked to end, then killed after a grace period; processes that
-left the group are found, because orphans of this process come back to it (a subreaper, on Linux).
-Then the command `--after`, a JSON list, is run: it ends what was started elsewhere, such as a
-container, whose processes are no children of the one who asked for it. Ends with the command's own
-status; 128 + the signal when a signal ended it.
+With a pipe on standard input. The command gets a session of its own, and the cores that `--cpus`
+names. When standard input closes (its owner stopped it, or was killed) the whole process group is
+asked to end, then killed after a grace period; processes that left the group are found, because
+orphans of this process come back to it (a subreaper, on Linux). Then the command `--after`, a JSON
+list, is run: it ends what was started elsewhere, such as a container, whose processes are no
+children of the one who asked for it. Ends with the command's own status; 128 + the signal when a
+signal ended it.
 """
 
 from __future__ import annotations
@@ -91,13 +92,16 @@ def _run_after(command: list[str]) -> None:
 
 def main(command: list[str]) -> int:
     """Supervise `command`; returns its exit status."""
-    after: list[str] = []
-    if command[0] == "--after":
-        after, command = json.loads(command[1]), command[2:]
+    options: dict[str, str] = {}
+    while command[0].startswith("--"):
+        name, _, value = command[0].partition("=")
+        options[name], command = value, command[1:]
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer)
+    if "--cpus" in options:
+        os.sched_setaffinity(0, map(int, options["--cpus"].split(",")))
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: None)
     try:
@@ -109,8 +113,8 @@ def main(command: list[str]) -> int:
         return 127
     _wait_for_end(child, reader)
     _end(child)
-    if after:
-        _run_after(after)
+    if "--after" in options:
+        _run_after(json.loads(options["--after"]))
     return child.returncode if child.returncode >= 0 else 128 - child.returncode
 
 

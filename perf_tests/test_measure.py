@@ -25,7 +25,8 @@ def test_measure(engine):
     if engine.out_of_budget:
         pytest.skip(f"INCONCLUSIVE {engine.planned.name}: budget: {engine.failure}")
     if engine.failure:
-        pytest.fail(f"MISSING {engine.planned.name}: {engine.failure}", pytrace=False)
+        word = "INVALID" if engine.lost_to_the_machine else "MISSING"
+        pytest.fail(f"{word} {engine.planned.name}: {engine.failure}", pytrace=False)
 
 
 def test_second_look(comparison):

@@ -106,7 +106,7 @@ def test_a_table_of_another_kind_says_nothing(tmp_path, text):
 def test_what_each_column_counts_as(tmp_path):
     # user nice system idle iowait irq softirq steal guest guest_nice
     (tmp_path / "stat").write_text("cpu  1 2 4 8 16 32 64 128 256 512\ncpu0 1 1 1 1 1 1 1 1 0 0\n")
-    assert machine.read_ticks(tmp_path) == Ticks(total=255, busy=231, ours=0)
+    assert machine.read_ticks(tmp_path) == Ticks(total=255, busy=231, ours=0, steal=128)
 
 
 linux = pytest.mark.skipif(not Path("/proc/stat").exists(), reason="needs /proc")

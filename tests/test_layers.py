@@ -30,7 +30,8 @@ LAYERS = [
 LAYER = {module: number for number, row in enumerate(LAYERS) for module in row}
 ENGINE_LIBRARIES = {"torch", "transformers", "vllm", "safetensors", "tokenizers", "gguf"}
 # What the instrument or an engine may use, but a pytest run that measures nothing must not load.
-HEAVY = ["httptools", "hypothesis", "jsonschema", "numpy", "rich", "scipy", "uvloop"]
+HEAVY = ["httptools", "hypothesis", "jsonschema", "numpy", "prometheus_client", "pynvml", "rich"]
+HEAVY += ["scipy", "uvloop"]
 
 
 def sources(*folders: str) -> list[Path]:

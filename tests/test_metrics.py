@@ -170,7 +170,7 @@ def test_every_metric_says_what_it_is():
     for name, metric in metrics.ALL.items():
         assert metric.name == name
         assert metric.definition
-        assert metric.unit in ("s", "tokens/s", "requests/s", "tokens", "1", "bytes")
+        assert metric.unit in ("s", "tokens/s", "requests/s", "tokens", "1", "bytes", "J/token")
 
 
 @pytest.mark.parametrize(

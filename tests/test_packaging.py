@@ -168,6 +168,8 @@ def test_dependencies_are_what_is_imported():
                 imported.add(node.module.split(".")[0])
     others = imported - set(sys.stdlib_module_names)
     others = {name.lstrip("_") for name in others} - {"headway"}  # _pytest is pytest's
+    names = {"pynvml": "nvidia-ml-py", "prometheus_client": "prometheus-client"}
+    others = {names.get(name, name) for name in others}
     declared = {line.partition(">=")[0] for line in PROJECT["project"]["dependencies"]}
     # The experiments use its fixture, which needs no import.
     assert others | {"pytest-benchmark"} == declared

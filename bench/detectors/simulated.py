@@ -104,6 +104,8 @@ class SimulatedEngine:
     launch_s: float
     first_output: tuple[int, ...]
     found: Found = FOUND
+    cpus: tuple[int, ...] = ()
+    gpus: tuple[str, ...] = ()
 
     def warm_up(self, case: Case, level: Level, requests: Sequence[Request]) -> Mapping[str, float]:
         """Let time pass; what the kernels are to say around the Run is known from here on."""
@@ -128,9 +130,9 @@ class SimulatedEngine:
         """Say yes: it never dies."""
         return True
 
-    def last_words(self) -> str:
+    def last_words(self) -> tuple[str, str]:
         """Say what is never asked: it never dies."""
-        return "the engine ended: simulated"
+        return "died", "the engine ended: simulated"
 
     def stop(self) -> None:
         """End nothing: nothing runs."""

@@ -23,7 +23,7 @@ from headway.core import Case
 from headway.fingerprint import Treatment, slug
 
 SCHEMA = 2
-UNITS = ("s", "tokens/s", "requests/s", "tokens", "1", "bytes")
+UNITS = ("s", "tokens/s", "requests/s", "tokens", "1", "bytes", "J/token")
 
 
 class BaselineError(ValueError):

@@ -225,9 +225,10 @@ class Run:
 
     `client` holds what the load generator knows about itself: seconds of lag, share of a CPU.
     `engine` holds what was seen of the engine besides: peak_rss_bytes of its processes when the
-    Run ended, and its warm-up (warmup_requests, warmup_s, warmup_failed, and warmup_stable: 1 where
-    its last waves agreed, else 0). `calibration` holds the seconds of the calibration kernels just
-    before and just after it; empty where there are none.
+    Run ended, its warm-up (warmup_requests, warmup_s, warmup_failed, and warmup_stable: 1 where its
+    last waves agreed, else 0), and what its telemetry comes to (server_..., gpu_..., machine_...;
+    see `headway.telemetry`). `calibration` holds the seconds of the calibration kernels just before
+    and just after it; empty where there are none.
     `begin_tokens` is how many tokens the model's own tokenizer puts before a prompt that is text.
     `series` are what server, machine and GPU said while it ran.
     """
@@ -303,7 +304,9 @@ class LaunchRecord:
     `launch_s` is from process start to the first token (None: it never gave one, or ran before we
     came). `first_output` is that first answer, verified with the others. `can` is what the endpoint
     was found to understand, `notices` one sentence for each thing that it does otherwise than it
-    says, or takes without a word and without effect. `failure` is one sentence, or None.
+    says, or takes without a word and without effect. `cpus` are the cores that it was kept to, away
+    from the client's (none: it shared all of them with the client), `gpus` the UUIDs of those it
+    could see. `failure` is one sentence, or None.
     """
 
     instance: str
@@ -315,6 +318,8 @@ class LaunchRecord:
     first_output: tuple[int, ...] = ()
     can: Capabilities | None = None
     notices: tuple[str, ...] = ()
+    cpus: tuple[int, ...] = ()
+    gpus: tuple[str, ...] = ()
     failure_kind: str | None = None
     failure: str | None = None
 

@@ -65,7 +65,8 @@ class Pair:
 class Equality:
     """What verification says of one case; `right` counts outputs without a wrong token.
 
-    `unpaid` counts what is unverified because no budget was left to measure it.
+    `unpaid` counts what is unverified because no budget was left to measure it, `lost` what is
+    because the machine kept its launch from starting.
     """
 
     num_requests: int = 0
@@ -75,6 +76,7 @@ class Equality:
     wrong: tuple[str, ...] = ()
     unverified: tuple[str, ...] = ()
     unpaid: int = 0
+    lost: int = 0
 
 
 # Judging asks for the same prompts and pairs many times, and both are pure functions.
@@ -215,6 +217,7 @@ def equality(results: Results, case: Case) -> Equality:
     unverified = [results.why_missing(case, launch) for launch in missing]
     records = [results.launch_of(case.instance, launch) for launch in missing]
     unpaid = sum(record is not None and record.failure_kind == "budget" for record in records)
+    lost = sum(results.lost_to_the_machine(case.instance, launch) for launch in missing)
     found: list[Verification] = []
     differing: list[str] = []
     requests = 0
@@ -238,7 +241,7 @@ def equality(results: Results, case: Case) -> Equality:
     if others > allowed and tolerance.max_nonargmax:
         wrong.append(f"{others} of {tokens} tokens are not the reference's, {allowed} allowed")
     wrong += differing
-    return Equality(requests, tokens, others, right, tuple(wrong), tuple(unverified), unpaid)
+    return Equality(requests, tokens, others, right, tuple(wrong), tuple(unverified), unpaid, lost)
 
 
 def _verification(

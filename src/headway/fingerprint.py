@@ -22,7 +22,10 @@ from headway.core import Case, EngineInfo
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The device under test and what surrounds it; no host name, no user name."""
+    """The device under test and what surrounds it; no host name, no user name.
+
+    `gpu_uuid` is the one GPU of its kind: another card of the same model is another environment.
+    """
 
     device: str
     cpu: str
@@ -31,10 +34,12 @@ class Machine:
     os: str
     gpu_driver: str | None = None
     container: bool = False
+    gpu_uuid: str | None = None
 
     def environment(self) -> dict[str, str]:
         """Return the facts whose change opens a new epoch."""
-        return {
+        card = {} if self.gpu_uuid is None else {"gpu": self.gpu_uuid}
+        return card | {
             "cpu": self.cpu,
             "num_cpus": str(self.num_cpus),
             "os": self.os,
@@ -112,7 +117,7 @@ def read_machine(device: str) -> Machine:
     """Read this machine. `device` is `cpu` or `cuda`; raises ValueError for a GPU not there."""
     cpu = _cpu_model()
     num_cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    gpu, driver = _gpu() if device == "cuda" else (None, None)
+    gpu, driver, uuid = _gpu() if device == "cuda" else (None, None, None)
     if device == "cuda" and gpu is None:
         raise ValueError("device is cuda, but nvidia-smi finds no GPU; use --headway-device cpu")
     return Machine(
@@ -123,6 +128,7 @@ def read_machine(device: str) -> Machine:
         os=f"{platform.system()} {platform.release()} {platform.machine()}",
         gpu_driver=driver,
         container=Path("/.dockerenv").exists() or Path("/run/.containerenv").exists(),
+        gpu_uuid=uuid,
     )
 
 
@@ -144,19 +150,22 @@ def _cpu_model() -> str:
     return match[1].strip() if match else platform.machine()
 
 
-def _gpu() -> tuple[str | None, str | None]:
+def _gpu() -> tuple[str | None, str | None, str | None]:
+    """Return name, driver and UUID of the first GPU that this process may see."""
+    nobody = (None, None, None)
     if shutil.which("nvidia-smi") is None:
-        return None, None
-    command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+        return nobody
+    command = ["nvidia-smi", "--query-gpu=name,driver_version,uuid", "--format=csv,noheader"]
     # An engine's first GPU is the first one that this process may see.
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").partition(",")[0].strip()
     command += [f"--id={visible}"] if visible else []
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired):
-        return None, None
+        return nobody
     line = answer.stdout.strip().splitlines()[:1]
     if answer.returncode != 0 or not line:
-        return None, None
-    name, _, driver = line[0].partition(",")
-    return name.strip(), driver.strip()
+        return nobody
+    name, _, rest = line[0].partition(",")
+    driver, _, uuid = rest.partition(",")
+    return name.strip(), driver.strip(), uuid.strip() or None

@@ -18,6 +18,9 @@ from headway.metrics import Metric
 from headway.suite import Suite, SuiteError
 from headway.workload import extremes
 
+# Kinds of failure of a launch that are the machine's: what it was to measure cannot be judged.
+MACHINE_FAILURES = frozenset(("gpu_not_free",))
+
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
@@ -178,7 +181,9 @@ class Results:
 
     def _sample(self, case: Case, metric: Metric, launch: int, run: Run | None) -> Sample:
         if run is None:
-            return Sample(launch, None, self.why_missing(case, launch))
+            why = self.why_missing(case, launch)
+            lost = self.lost_to_the_machine(case.instance, launch)
+            return Sample(launch, None, why, (why,) if lost else ())
         value = metric.of_run(run)
         reason = None if value is not None else f"{metric.name} is undefined in this Run"
         return Sample(launch, value, reason, run.invalid)
@@ -213,6 +218,11 @@ class Results:
         record = self.launch_of(instance, launch)
         return None if record is None else record.failure
 
+    def lost_to_the_machine(self, instance: str, launch: int) -> bool:
+        """Whether a launch failed for what is no fault of its engine."""
+        record = self.launch_of(instance, launch)
+        return record is not None and record.failure_kind in MACHINE_FAILURES
+
     def _launch_samples(self, instance: str) -> tuple[Sample, ...]:
         """Return launch times, one per launch."""
         samples, case = [], self.launch_case(instance)
@@ -220,7 +230,8 @@ class Results:
             record = self.launch_of(instance, launch)
             value = record.launch_s if record else None
             reason = None if value is not None else self.why_missing(case, launch)
-            samples.append(Sample(launch, value, reason))
+            lost = reason is not None and self.lost_to_the_machine(instance, launch)
+            samples.append(Sample(launch, value, reason, (reason or "",) if lost else ()))
         return tuple(samples)
 
     def step_cells(self, instance: str) -> dict[Metric, tuple[Sample, ...]]:
@@ -257,6 +268,13 @@ def applies(suite: Suite, case: Case, metric: Metric) -> bool:
         and not (one_token and metric.further_tokens_only)
         and (level.slo is not None or not metric.slo_only)
     )
+
+
+def gated(suite: Suite) -> frozenset[str]:
+    """Return the metrics that some gate of a suite is on."""
+    paired = suite.reference.metrics if suite.reference is not None else ()
+    limited = (limit.metric for limit in suite.limits)
+    return frozenset((*paired, *suite.baseline.metrics, *limited))
 
 
 def check_context(suite: Suite, models: Mapping[str, ModelFacts]) -> None:

@@ -30,11 +30,15 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What became of the requests; times count from the start that all processes share."""
+    """What became of the requests; times count from the start that all processes share.
+
+    `start_s` is that start on the machine's monotonic clock.
+    """
 
     span_s: float
     records: tuple[RequestRecord, ...]
     client: dict[str, float] = field(default_factory=dict)
+    start_s: float = 0.0
 
 
 async def measure(
@@ -52,7 +56,8 @@ async def measure(
         begin=begin,
     )
     found = records(driven, share.requests)
-    return Measured(driven.end_s - driven.start_s, found, driven.client | _seen(found))
+    span_s, client = driven.end_s - driven.start_s, driven.client | _seen(found)
+    return Measured(span_s, found, client, driven.start_s)
 
 
 def _seen(found: Sequence[RequestRecord]) -> dict[str, float]:
@@ -106,4 +111,5 @@ def merged(parts: Sequence[Measured]) -> Measured:
         values = [part.client[name] for part in parts if name in part.client]
         client[name] = min(values) if name == "kernel_stamps" else max(values)
     client["load_workers"] = float(len(parts))
-    return Measured(max(part.span_s for part in parts), tuple(found), client)
+    span_s, start_s = (max(of) for of in zip(*((p.span_s, p.start_s) for p in parts), strict=True))
+    return Measured(span_s, tuple(found), client, start_s)

@@ -204,6 +204,22 @@ def cached_share(run: Run) -> float | None:
     return sum(r.cached_prompt_tokens or 0 for r in done) / sum(r.prompt_tokens or 0 for r in done)
 
 
+def energy_per_token(run: Run) -> float | None:
+    """Energy of the GPUs from the Run's start to its end / all output tokens that came.
+
+    Failed requests cost energy too: their tokens count. None where a token count is not known.
+    """
+    energy_j = run.engine.get("gpu_energy_j")
+    counts = [output_tokens(r) if r.completed or r.events else 0 for r in run.records]
+    tokens = None if None in counts else sum(count or 0 for count in counts)
+    return None if energy_j is None or not tokens else energy_j / tokens
+
+
+def gpu_memory(run: Run) -> float | None:
+    """Most memory in use on the engine's GPUs at once, beside what was in use before its launch."""
+    return run.engine.get("gpu_memory_peak_bytes")
+
+
 def peak_memory(run: Run) -> float | None:
     """Peak resident memory of the engine's processes up to the end of this level."""
     return run.engine.get("peak_rss_bytes")

@@ -172,6 +172,22 @@ TABLE: dict[str, Metric] = {
         Metric(
             "peak_memory", "bytes", "lower", "peak resident memory of the engine", of.peak_memory
         ),
+        Metric(
+            "gpu_memory",
+            "bytes",
+            "lower",
+            "most GPU memory in use at once - what was in use before the launch",
+            of.gpu_memory,
+            where_told=True,
+        ),
+        Metric(
+            "energy_per_token",
+            "J/token",
+            "lower",
+            "energy of the engine's GPUs during the Run / output tokens",
+            of.energy_per_token,
+            where_told=True,
+        ),
     ]
 }
 

@@ -6,7 +6,7 @@ import contextlib
 import json
 import subprocess
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -67,10 +67,19 @@ def asked(
 ) -> Iterator[tuple[Asked, dict[str, Any]]]:
     """Start `module` for a model, which speaks as `headway.engines.lines`; ends with the block.
 
-    With it comes what it said when it was ready. It ends with us as well, however we end.
+    With it comes what it said when it was ready.
     """
     command = [str(python), str(launcher.HERE / "boot.py"), module]
     command += ["--model-json", json.dumps(dict(model)), *options]
+    with answering(command, log, what) as running:
+        yield running, running.answer()
+
+
+@contextmanager
+def answering(
+    command: Sequence[str], log: Path, what: str, timeout_s: float = ANSWER_TIMEOUT_S
+) -> Iterator[Asked]:
+    """Start a process that answers; it ends with the block, or with us, however we end."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with (
         log.open("a", encoding="utf-8") as errors,
@@ -80,8 +89,7 @@ def asked(
     ):
         assert process.stdin is not None
         try:
-            running = Asked(process, log, what)
-            yield running, running.answer()
+            yield Asked(process, log, what, timeout_s)
         finally:
             with contextlib.suppress(BrokenPipeError):
                 process.stdin.close()

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from headway.core import Case, EngineInfo, Level, Request, RequestRecord, Verification
+from headway.core import Case, EngineInfo, Level, Request, RequestRecord, Series, Verification
 from headway.correctness import Pair
 from headway.night.found import Found
 from headway.night.plan import PlannedLaunch
@@ -20,7 +20,7 @@ from headway.results import Generated
 
 @dataclass(frozen=True, slots=True)
 class Driven:
-    """What one level left behind; see `core.Run` for `client` and `engine`.
+    """What one level left behind; see `core.Run` for `client`, `engine` and `series`.
 
     `problems` are why it may not be judged, as far as only the lab can know.
     """
@@ -30,6 +30,7 @@ class Driven:
     client: Mapping[str, float] = field(default_factory=dict)
     engine: Mapping[str, float] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
+    series: tuple[Series, ...] = ()
 
 
 class Engine(Protocol):
@@ -51,6 +52,14 @@ class Engine(Protocol):
     def found(self) -> Found:
         """What its endpoint was found to understand."""
 
+    @property
+    def cpus(self) -> tuple[int, ...]:
+        """The cores that it is kept to; none where it shares them with the client."""
+
+    @property
+    def gpus(self) -> tuple[str, ...]:
+        """The UUIDs of the GPUs that it may see."""
+
     def warm_up(self, case: Case, level: Level, requests: Sequence[Request]) -> Mapping[str, float]:
         """Send waves of short requests until steps are stable; say what that took."""
 
@@ -62,8 +71,8 @@ class Engine(Protocol):
     def serves(self) -> bool:
         """Whether it runs and says that it can serve."""
 
-    def last_words(self) -> str:
-        """Say how an engine ended that serves no more."""
+    def last_words(self) -> tuple[str, str]:
+        """Return the kind of failure (`died`, `oom`), and how one ended that serves no more."""
 
     def stop(self) -> None:
         """End it with all its processes."""

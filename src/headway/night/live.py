@@ -43,6 +43,11 @@ class LiveLaunch:
         return next((r.failure for r in self._records() if r.failure is not None), None)
 
     @property
+    def lost_to_the_machine(self) -> bool:
+        """Whether this launch gives nothing more, and its engine is not to blame."""
+        return self.night.results.lost_to_the_machine(self.planned.instance, self.planned.launch)
+
+    @property
     def out_of_budget(self) -> bool:
         """Whether this launch gives nothing more because the budget was spent before it."""
         return any(record.failure_kind == "budget" for record in self._records())
@@ -114,6 +119,7 @@ class LiveLaunch:
         self.engine = engine
         made = replace(record, launch_s=engine.launch_s, info=engine.info)
         made = replace(made, can=engine.found.can, notices=engine.found.notices)
+        made = replace(made, cpus=engine.cpus, gpus=engine.gpus)
         night.add(replace(made, first_output=engine.first_output))
         return True
 
@@ -131,12 +137,12 @@ class LiveLaunch:
     def _died(self, case: Case) -> None:
         """Journal that the engine ended, or serves no more, with the last it said."""
         assert self.engine is not None
-        said = self.engine.last_words()
+        kind, said = self.engine.last_words()
         self.stop()
         *_, begun = self._records()
         what, _, log = said.partition(": ")
         failure = f"{what} in level {case.level}: {log}"
-        self.night.add(replace(begun, failure_kind="died", failure=failure))
+        self.night.add(replace(begun, failure_kind=kind, failure=failure))
 
     def _measure_case(self, case: Case) -> None:
         assert self.engine is not None
@@ -165,9 +171,12 @@ class LiveLaunch:
             calibration=(before, after) if before and after else (),
             prompt_path=night.suite.workload(case.workload).prompts.path,
             begin_tokens=night.begin_tokens(case, self.planned.launch),
+            series=driven.series,
         )
-        invalid = (*driven.problems, *prefix_cache.problems(run, requests))
-        night.add(replace(run, invalid=(*invalid, *validity.problems(run, night.bands()))))
+        intended = _intended_hit_rate(requests)
+        problems = validity.problems(run, night.bands(), intended)
+        cached = prefix_cache.problems(run, requests)
+        night.add(replace(run, invalid=(*driven.problems, *cached, *problems)))
 
     def _requests(self, case: Case, n: int, launch: int) -> tuple[Request, ...]:
         return correctness.requests_for(self.night.results, case, n, launch)
@@ -217,6 +226,14 @@ class LiveLaunch:
             raise LaunchError("failed", f"{self.planned.name} is not running: {self.failure}")
         assert self.engine is not None
         return self.engine
+
+
+def _intended_hit_rate(requests: Sequence[Request]) -> float | None:
+    """Return what share of the prompts' tokens a prefix cache may find; None where it may find
+    answers in them as well, of which nobody knows what it kept."""
+    if any(request.turn for request in requests):
+        return None
+    return prefix_cache.expected_hit_rate(requests)
 
 
 def measure_all(night: Night, cases: Collection[Case]) -> None:

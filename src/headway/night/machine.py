@@ -5,18 +5,16 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import os
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from headway.engines import launch as launcher
-from headway.engines.supervise import descendants
+from headway.telemetry import Ticks, others_share, read_ticks
 
 # Importing torch and touching the memory takes seconds; a reading, a quarter of one.
 START_TIMEOUT_S, ANSWER_TIMEOUT_S, STOP_TIMEOUT_S = 120.0, 30.0, 10.0
@@ -145,15 +143,6 @@ def _stop(process: subprocess.Popen[str]) -> None:
     process.stdout.close()
 
 
-@dataclass(frozen=True, slots=True)
-class Ticks:
-    """The time of all cores since boot, how much of it was busy, and how much of that was ours."""
-
-    total: int
-    busy: int
-    ours: int
-
-
 def wait_quiet(
     limit_s: float,
     *,
@@ -179,39 +168,3 @@ def wait_quiet(
             break
         before = after
     return clock() - started_s
-
-
-def others_share(before: Ticks, after: Ticks) -> float:
-    """Return the share of all cores that others used between two looks; 0 when no time passed."""
-    total = after.total - before.total
-    others = (after.busy - before.busy) - (after.ours - before.ours)
-    return max(0, others) / total if total > 0 else 0.0
-
-
-def read_ticks(proc: Path = Path("/proc")) -> Ticks | None:
-    """Look at the machine; None where /proc does not say.
-
-    What a hypervisor gave to other machines ("steal") is busy, and not ours.
-    """
-    try:
-        fields = proc.joinpath("stat").read_text(encoding="ascii").split("\n", 1)[0].split()
-        # user nice system idle iowait irq softirq steal; what guests use is within user already
-        ticks = [int(field) for field in fields[1:9]]
-        idle = ticks[3] + ticks[4]
-    except (OSError, ValueError, IndexError):
-        return None
-    family = [os.getpid(), *descendants(os.getpid())]
-    return Ticks(sum(ticks), sum(ticks) - idle, sum(_ticks_of(proc, pid) for pid in family))
-
-
-def _ticks_of(proc: Path, pid: int) -> int:
-    """Return the ticks of a process and of its children that were reaped; 0 for one that is gone.
-
-    A child's ticks pass to its parent when it is reaped: the sum over a tree loses none.
-    """
-    try:
-        text = proc.joinpath(str(pid), "stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return 0
-    # The name in brackets may hold anything; utime stime cutime cstime are fields 14 to 17.
-    return sum(int(field) for field in text.rpartition(")")[2].split()[11:15])

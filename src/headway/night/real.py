@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import hashlib
-import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from headway import arrivals, loadgen, transport
-from headway.core import Case, EngineInfo, Level, Request
-from headway.engines.launch import HERE, Endpoint, LaunchError, LaunchSpec, launched, tail
-from headway.night import machine, texts, verify, warmup
+from headway import transport
+from headway.core import EngineInfo, Request
+from headway.engines.launch import HERE, Endpoint, LaunchError, LaunchSpec, launched
+from headway.night import machine, texts, verify
+from headway.night.cores import Cores, kept_to, parted_here
 from headway.night.found import Answer, Found, of_answer
-from headway.night.lab import Driven
 from headway.night.machine import Kernels
 from headway.night.models import PreparedModel
 from headway.night.plan import PlannedLaunch
-from headway.night.probe import ENDING_S, first_output, probed, recipient_of
+from headway.night.probe import probed
+from headway.night.running import RealEngine, first_token
 from headway.night.screen import Screen
+from headway.night.watch import Telemetry
 from headway.suite import Instance, Suite
 from headway.workload import extremes
 
@@ -60,6 +59,13 @@ class RealLab:
     stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     kernels: Kernels | None = None
     uncalibrated: bool = False
+    cores: Cores = field(init=False)
+    telemetry: Telemetry = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.cores = parted_here(self.suite.load_workers) if self.suite.pin else Cores()
+        log = self.folder / "logs" / "telemetry.log"
+        self.telemetry = Telemetry(log, self.screen.line, self.stack, self.cores)
 
     def clock(self) -> float:
         """Monotonic seconds."""
@@ -69,8 +75,8 @@ class RealLab:
         """Return the wall clock, for labels only."""
         return now()
 
-    def spec(self, planned: PlannedLaunch) -> LaunchSpec:
-        """Return how to start a planned launch."""
+    def spec(self, planned: PlannedLaunch, gpus: tuple[str, ...] = ()) -> LaunchSpec:
+        """Return how to start a planned launch, on `gpus` where their UUIDs are known."""
         instance = self.suite.instance(planned.instance)
         return LaunchSpec(
             instance=instance.name,
@@ -88,19 +94,24 @@ class RealLab:
             boot=self.starts[instance.name].boot,
             cwd=self.starts[instance.name].cwd,
             equal=self.suite.equal if instance.tuning == "equal" else {},
-            gpus=instance.gpus,
+            gpus=gpus if instance.gpus and gpus else instance.gpus,
             image=instance.image,
             base_url=instance.base_url,
             api_key=_api_key(instance),
+            cpus=self.cores.engine,
         )
 
     def start(self, planned: PlannedLaunch, prompt: tuple[int, ...]) -> RealEngine:
         """Start an engine and wait for its first token; raises LaunchError or OSError."""
+        asked = self.suite.instance(planned.instance)
+        gpus = self.telemetry.gpus_of(asked, self.device)
+        if gpus and self.suite.calibrate:
+            self.calibrate()  # what its kernels hold of a GPU is no engine's
+        resting = self.telemetry.free(gpus)
         with contextlib.ExitStack() as stack:
-            endpoint = stack.enter_context(launched(self.spec(planned)))
-            asked = self.suite.instance(planned.instance)
+            endpoint = stack.enter_context(launched(self.spec(planned, gpus)))
             request = Request(0, prompt, 1)
-            first = transport.run(first_output(endpoint, request))
+            first = first_token(endpoint, request)
             launch_s = endpoint.clock_since_start() if endpoint.ours else None
             info = endpoint.info()
             launch_s = _without_build(launch_s, info)
@@ -110,7 +121,8 @@ class RealLab:
             _check_info(info, asked, self.device)
             found = self._probed(endpoint, request, first)
             ids = first.stream.events[0].token_ids or ()
-            return RealEngine(self, planned, endpoint, info, launch_s, ids, found, stack.pop_all())
+            live = (stack.pop_all(), gpus, resting)
+            return RealEngine(self, planned, endpoint, info, launch_s, ids, found, *live)
 
     def _probed(self, endpoint: Endpoint, request: Request, first: Answer) -> Found:
         """Ask what the endpoint understands; LaunchError where its workloads need more."""
@@ -134,7 +146,8 @@ class RealLab:
             return {}
         try:
             if self.kernels is None:
-                self.kernels = self.stack.enter_context(self._kernels())
+                with kept_to(self.cores.client):
+                    self.kernels = self.stack.enter_context(self._kernels())
             return self.kernels.read()
         except machine.KernelFailure as error:
             self.uncalibrated = True
@@ -170,152 +183,6 @@ class RealLab:
     def close(self) -> None:
         """End what runs beside the engines."""
         self.stack.close()
-
-
-@dataclass(slots=True)
-class RealEngine:
-    """An engine that is up, behind its endpoint."""
-
-    lab: RealLab
-    planned: PlannedLaunch
-    endpoint: Endpoint
-    info: EngineInfo
-    launch_s: float | None
-    first_output: tuple[int, ...]
-    found: Found
-    stack: contextlib.ExitStack
-    # No two engines salt alike: one that runs already may have seen these prompts another night.
-    salt: str = field(default_factory=lambda: os.urandom(6).hex())
-
-    def stop(self) -> None:
-        """End it with all its processes."""
-        self.stack.close()
-
-    def serves(self) -> bool:
-        """Whether our own child runs and says that it can serve."""
-        return self.endpoint.serves()
-
-    def last_words(self) -> str:
-        """Say how it ended, with the last lines of its log."""
-        ended = self.endpoint.ends_within(ENDING_S)
-        self.stop()
-        what = "the engine ended" if ended else "the engine answers /health no more"
-        return f"{what}: {tail(self.lab.spec(self.planned).log, 3) or 'it said nothing'}"
-
-    def warm_up(self, case: Case, level: Level, requests: Sequence[Request]) -> dict[str, float]:
-        """Send waves of short requests, as many at once as the level has, until steps are stable.
-
-        Returns how many requests that took, how many seconds, how many failed, and whether it was
-        stable in the end.
-        """
-        together = warmup.together(level)
-        short = [warmup.short(request) for request in requests]
-        level = Level(f"{level.name}_warmup", together, concurrency=together)
-        self._empty_cache()  # where it fails, it fails before the Run as well, which says so
-        waves: list[warmup.Wave] = []
-        failed = 0
-        begun_s = self.lab.clock()
-        left_s = limit_s = self.lab.suite.warmup_timeout_s
-        while not (failed or warmup.settled(waves)) and left_s > 0 and len(short) >= together:
-            wave, short = short[:together], short[together:]
-            self.lab.screen.status(f"{self.planned.name} {level.name}: wave {len(waves) + 1}")
-            share = replace(self._share(case, wave, level), timeout_s=left_s)
-            measured = transport.run(loadgen.measure(share))
-            waves.append(warmup.wave(measured.span_s, measured.records))
-            errors = [one.error for one in measured.records if one.error is not None]
-            failed += sum(error.kind != "level_timeout" for error in errors)  # that is our bound
-            left_s = limit_s - (self.lab.clock() - begun_s)
-        return {
-            "warmup_requests": float(len(waves) * together),
-            "warmup_s": sum(wave.span_s for wave in waves),
-            "warmup_failed": float(failed),
-            "warmup_stable": float(not failed and left_s > 0 and warmup.settled(waves)),
-        }
-
-    def _empty_cache(self) -> str | None:
-        """Empty the prefix cache of an engine that takes no salt; returns why it could not."""
-        path = self.endpoint.launcher.reset
-        if self.found.can.salt is not None or path is None:
-            return None
-        try:
-            status, content = self.endpoint.empty_cache(path)
-        except OSError as error:
-            return f"POST {path} was not answered: {error}"
-        said = content[:200].decode("utf-8", "replace").strip()
-        return None if status == 200 else f"POST {path} was answered with {status} {said}".strip()
-
-    def drive(
-        self, case: Case, level: Level, requests: Sequence[Request], offsets_s: Sequence[float]
-    ) -> Driven:
-        """Send a level's requests as it says; progress is drawn beside it."""
-        problem = self._empty_cache()
-        self.endpoint.reset_peak_rss()
-        # In closed loop each slot's first request has a time, the others follow.
-        slots = level.concurrency
-        times_s = offsets_s if slots is None else arrivals.slot_offsets(slots, level.fill_s)
-        think_s = self.lab.suite.workload(case.workload).prompts.think_s
-        share = self._share(case, requests, level, tuple(times_s), think_s)
-        measured = transport.run(self._shown(case, share))
-        # After a death, what is left of its processes is not the engine.
-        peak = self.endpoint.peak_rss_bytes() if self.serves() else None
-        memory = {} if peak is None else {"peak_rss_bytes": float(peak)}
-        stopped = (r.error for r in measured.records if r.error and r.error.kind == "stopped")
-        if (error := next(stopped, None)) is not None:
-            self.lab.screen.line(f"{self.planned.name} {level.name} was stopped: {error.message}")
-        problems = () if problem is None else (f"the prefix cache was not emptied: {problem}",)
-        return Driven(measured.span_s, measured.records, measured.client, memory, problems)
-
-    async def _shown(self, case: Case, share: loadgen.Share) -> loadgen.Measured:
-        done = 0
-
-        def count(more: int) -> None:
-            nonlocal done
-            done += more  # nothing else: this runs between a slot's end and its next send
-
-        async def draw() -> None:
-            while True:
-                self.lab.screen.progress(self.planned, case, done, share.level.num_requests)
-                await asyncio.sleep(PROGRESS_PERIOD_S)
-
-        drawing = asyncio.create_task(draw())
-        try:
-            return await loadgen.measure_with(share, self.lab.suite.load_workers, count)
-        finally:
-            drawing.cancel()
-
-    def _share(
-        self,
-        case: Case,
-        requests: Sequence[Request],
-        level: Level,
-        times_s: tuple[float, ...] = (),
-        think_s: float = 0.0,
-    ) -> loadgen.Share:
-        suite = self.lab.suite
-        # Hashed: vLLM takes at most 128 characters, and every Run's requests are as long.
-        salted = f"{self.salt}-{case.workload}-{level.name}"
-        salt = hashlib.sha256(salted.encode()).hexdigest()[:24]
-        return loadgen.Share(
-            recipient=recipient_of(self.endpoint, self.found.can, salt),
-            requests=tuple(requests),
-            level=level,
-            offsets_s=times_s,
-            idle_timeout_s=suite.idle_timeout_s,
-            timeout_s=suite.level_timeout_s,
-            think_s=think_s,
-        )
-
-    def step_clock(self) -> float:
-        """Return the seconds that the engine has spent in timed steps, by its own clock."""
-        status, content = self.endpoint.get("/headway/clock")
-        if status != 200:
-            raise LaunchError("no_clock", f"/headway/clock answered {status}")
-        return float(json.loads(content)["step_s"])
-
-    def step(self, phase: str, batch: int, length: int) -> None:
-        """Have the engine do one prefill or decode step; its clock moves by the step's time."""
-        body = {"phase": phase, "batch": batch, "length": length}
-        self.endpoint.post("/headway/step", body, self.lab.suite.idle_timeout_s)
 
 
 def _api_key(asked: Instance) -> str | None:

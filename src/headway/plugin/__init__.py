@@ -118,8 +118,9 @@ def cell(request: pytest.FixtureRequest) -> Cell:
 
 
 @pytest.fixture
-def complete(request: pytest.FixtureRequest) -> Callable[[], tuple[list[str], list[str]]]:
-    """Returns, when called, what is missing of an instance and what there was no budget for."""
+def complete(request: pytest.FixtureRequest) -> Callable[[], tuple[list[str], ...]]:
+    """Returns, when called, what is missing of an instance, what the machine kept from it, and what
+    there was no budget for."""
     state, instance = _state(request.config), request.param
     return lambda: state.missing(instance)
 

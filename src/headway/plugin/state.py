@@ -219,14 +219,15 @@ class State:
             self.notes += skipped
         return self._memory
 
-    def missing(self, instance: str) -> tuple[list[str], list[str]]:
+    def missing(self, instance: str) -> tuple[list[str], ...]:
         """Return one sentence per expected case of an instance that has no Run.
 
-        First those that should be there, then those that no budget was left for.
+        First those that should be there, then those that the machine kept it from, then those that
+        no budget was left for.
         """
         self.measure()
         results = self.results
-        found: tuple[list[str], list[str]] = ([], [])
+        found: tuple[list[str], ...] = ([], [], [])
         mine = self.cases if self.replayed is None else frozenset(self.suite.cases())
         cases = {case.name: case for case in mine}
         for name, launch, case_name in results.expected:
@@ -234,7 +235,8 @@ class State:
             if case and name == instance and launch not in results.runs_of(case):
                 record = results.launch_of(instance, launch)
                 unpaid = record is not None and record.failure_kind == "budget"
-                found[unpaid].append(f"{case_name}: {results.why_missing(case, launch)}")
+                place = 2 if unpaid else int(results.lost_to_the_machine(instance, launch))
+                found[place].append(f"{case_name}: {results.why_missing(case, launch)}")
         return found
 
     def note(self, report: pytest.TestReport) -> None:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 
-from headway import correctness, fingerprint, metrics, prefix_cache, verdict
-from headway.core import Case, Run
+from headway import correctness, fingerprint, metrics, prefix_cache, telemetry, verdict
+from headway.core import Case, Run, Series
 from headway.report import private, shape, vllm_view
 from headway.results import Results
 from headway.verdict.split import engine_split
 
 # A reason per request would make a report as large as the journal.
 MAX_REASONS = 5
+MAX_POINTS = 300
 
 
 def view(results: Results, case: Case, hide: private.Private) -> shape.CaseView:
@@ -78,6 +80,7 @@ def _run(results: Results, run: Run, hide: private.Private) -> shape.RunView:
         added_prompt_tokens=_added(run),
         cached_share=metrics.cached_share(run),
         notices=tuple(_notices(run, expected)),
+        series=tuple(map(_short, run.series)),
     )
 
 
@@ -90,6 +93,13 @@ def _notices(run: Run, expected_hit_rate: float | None) -> Iterator[str]:
     short = prefix_cache.shortfall(metrics.cached_share(run), expected_hit_rate)
     if short is not None:
         yield short
+
+
+def _short(one: Series) -> Series:
+    """Return a series as a report holds it: thinned, and with six digits."""
+    thin = telemetry.thinned(one, MAX_POINTS)
+    at_s = tuple(round(at, 3) for at in thin.at_s)
+    return replace(thin, at_s=at_s, values=tuple(float(f"{v:.6g}") for v in thin.values))
 
 
 def _added(run: Run) -> shape.Span | None:

@@ -145,6 +145,8 @@ def _instance(results: Results, name: str, hide: private.Private) -> shape.Insta
             record.launch_s,
             record.failure_kind,
             None if record.failure is None else hide.text(record.failure),
+            record.cpus,
+            record.gpus,
         )
         for record in results.launches
         if record.instance == name

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from headway import verdict
-from headway.report import table, text
+from headway.report import table, telemetry, text
 from headway.report.document import parse
 from headway.report.shape import CauseView, Document
 from headway.report.table import Row
@@ -69,6 +69,7 @@ def _lines(doc: Document) -> Iterator[str]:
     for title, verdicts in SECTIONS.items():
         yield from _causes(title, [c for c in doc.causes if c.verdict in verdicts])
     yield from _launches(doc)
+    yield from _during(doc)
     yield from _ran(doc)
     yield escape(table.next_step(doc, "RUN"))
 
@@ -146,10 +147,24 @@ def _launches(doc: Document) -> Iterator[str]:
     yield ""
 
 
+def _during(doc: Document) -> Iterator[str]:
+    lines = list(telemetry.by_case(doc))
+    if not lines:
+        return
+    yield "<details><summary>What servers and GPUs said during the Runs</summary>"
+    yield ""
+    yield from (f"- {escape(line)}" for line in lines)
+    yield ""
+    yield "</details>"
+    yield ""
+
+
 def _ran(doc: Document) -> Iterator[str]:
     yield "<details><summary>Machine, and what ran</summary>"
     yield ""
     yield f"- machine: {escape(table.machine(doc))}"
+    cores = telemetry.cores(doc)
+    yield from () if cores is None else (f"- cores: {escape(cores)}",)
     yield f"- night: {escape(doc.night)}, started {escape(doc.started_at)}"
     yield f"- suite: {escape(doc.suite.name)}: {escape(doc.suite.description)}"
     commit = f", commit {escape(doc.headway.commit)}" if doc.headway.commit else ""

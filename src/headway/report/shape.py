@@ -5,7 +5,8 @@ and bytes throughout; what is undefined is None, and null in the file.
 
 Schema history: 1 (2026-11) first. 2 (2026-11) intervals, explanations, what is due, causes.
 3 (2026-11) fill time, expected hit rate, outputs that are not judged. 4 (2026-11) prompt path.
-5 (2026-11) what endpoints understand, notices, cached share.
+5 (2026-11) what endpoints understand, notices, cached share; series, cores and GPUs of a launch,
+the GPU's UUID.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from headway.core import Capabilities, PromptPath
+from headway.core import Capabilities, PromptPath, Series
 from headway.fingerprint import Machine, Treatment
 from headway.suite import Limit
 from headway.verdict import Gate, Interval, Verdict
@@ -62,13 +63,18 @@ class ModelView:
 
 @dataclass(frozen=True, slots=True)
 class LaunchView:
-    """One life of an engine process; `launch_s` is None when it gave no token, or ran before."""
+    """One life of an engine process; `launch_s` is None when it gave no token, or ran before.
+
+    See `core.LaunchRecord` for `cpus` and `gpus`.
+    """
 
     launch: int
     attempt: int
     launch_s: float | None
     failure_kind: str | None
     failure: str | None
+    cpus: tuple[int, ...]
+    gpus: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +213,7 @@ class RunView:
     hold a sentence for what does not make the Run invalid and may matter.
     `added_prompt_tokens` is how many tokens the server counted in a prompt beside those that were
     asked for: what its tokenizer puts before a text, what its template puts around a message. Of
-    the requests whose tokens both count; None without any.
+    the requests whose tokens both count; None without any. Of long `series` their extremes stay.
     """
 
     launch: int
@@ -229,6 +235,7 @@ class RunView:
     added_prompt_tokens: Span | None
     cached_share: float | None
     notices: tuple[str, ...]
+    series: tuple[Series, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,6 +118,7 @@ class _Reader(GateReader, InstanceReader, LoadReader):
             equal=equal,
             replay_inside=self.get("suite", top, "replay_inside", bool, False),
             warmup_timeout_s=self.positive("suite", top, "warmup_timeout_s", float, 120.0),
+            pin=self.get("suite", top, "pin", bool, True),
         )
         self._check_references(suite)
         self._check_understood(suite)
@@ -181,5 +182,6 @@ _SUITE_KEYS = (
         "calibrate",
         "replay_inside",
         "warmup_timeout_s",
+        "pin",
     ),
 )

@@ -184,7 +184,8 @@ class Suite:
     """Everything that one night measures.
 
     `equal` are the settings that engines with `tuning = "equal"` share. With `replay_inside` each
-    level of an engine that we host is measured once more without HTTP, for what that costs.
+    level of an engine that we host is measured once more without HTTP, for what that costs. With
+    `pin` client and engines are kept to different cores where there are enough.
     """
 
     name: str
@@ -207,6 +208,7 @@ class Suite:
     equal: Mapping[str, Any] = field(default_factory=dict)
     replay_inside: bool = False
     warmup_timeout_s: float = 120.0
+    pin: bool = True
 
     def instance(self, name: str) -> Instance:
         """Return the instance of that name."""

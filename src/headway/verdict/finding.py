@@ -154,7 +154,7 @@ def shown(value: float | None, unit: str) -> str:
         return f"{value / 2**20:,.0f} MiB"
     if unit == "1":
         return f"{value:.1%}"
-    return f"{value:,.1f} {unit}"
+    return f"{value:.3g} {unit}" if unit == "J/token" else f"{value:,.1f} {unit}"
 
 
 def exit_code(outcomes: Sequence[tuple[Verdict, bool]], strict: bool = False) -> int:

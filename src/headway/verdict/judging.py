@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from headway import correctness, metrics, stats
 from headway.core import Case
 from headway.metrics import Metric
-from headway.results import Results, Sample, applies
+from headway.results import Results, Sample, applies, gated
 from headway.suite import Suite
 from headway.verdict import decided
 from headway.verdict.explain import explain
@@ -18,7 +18,7 @@ from headway.verdict.reference import reference_findings
 from headway.verdict.stored import against_baseline
 
 # Judged whatever the success rate: they are about it, or not about speed.
-NOT_SPEED = ("success_rate", "token_accuracy", "peak_memory")
+NOT_SPEED = ("success_rate", "token_accuracy", "peak_memory", "gpu_memory")
 # The share of a cell's launches that may be lost to the machine; what is left is judged.
 MAX_DROPPED = 0.25
 
@@ -52,11 +52,10 @@ def applicable(suite: Suite, case: Case) -> list[Metric]:
 
 
 def _untold(results: Results, case: Case, metric: Metric) -> bool:
-    """Whether there is nothing to judge: no server need say it, none does, and no gate asks."""
-    if not metric.where_told or metric.name in results.suite.baseline.metrics:
+    """Whether there is nothing to judge: no server or GPU need say it, none does, no gate asks."""
+    if not metric.where_told or metric.name in gated(results.suite):
         return False
-    limited = any(one.metric == metric.name and one.covers(case) for one in results.suite.limits)
-    return not limited and all(s.value is None for s in results.samples(case, metric))
+    return all(s.value is None for s in results.samples(case, metric))
 
 
 def judge_cell(
@@ -154,6 +153,11 @@ def judge_equality(results: Results, case: Case) -> Judged:
         reason += f"; and {len(found.wrong) - 3} more" if len(found.wrong) > 3 else ""
     elif found.unverified and len(found.unverified) == found.unpaid:
         verdict, reason = "INCONCLUSIVE", f"budget: {found.unverified[0]}; {reason} so far"
+    elif found.unverified and len(found.unverified) == found.lost:
+        # As with speed: what little the machine took is dropped, the rest is judged.
+        few = found.lost <= MAX_DROPPED * len(results.launches_of(case))
+        verdict = "PASS" if few and found.num_requests else "INVALID"
+        reason = f"{found.unverified[0]}; {reason}"
     elif found.unverified or not found.num_requests:
         verdict = "MISSING"
         reason = found.unverified[0] if found.unverified else "no request was completed"

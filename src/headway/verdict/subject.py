@@ -49,8 +49,16 @@ def _said(load: Prompts | Level) -> str:
 
 
 def treatment_of(results: Results, instance: str) -> fingerprint.Treatment:
-    """Return what was put under test, from the last launch that came up."""
-    infos = [r.info for r in results.launches if r.instance == instance and r.info is not None]
+    """Return what was put under test, from the last launch that came up.
+
+    How many cores it was kept to is a setting like others: with fewer it is another engine.
+    """
+    mine = [r for r in results.launches if r.instance == instance]
+    infos = [
+        replace(r.info, settings={**r.info.settings, "cores": len(r.cpus)}) if r.cpus else r.info
+        for r in mine
+        if r.info is not None
+    ]
     asked = results.suite.instance(instance)
     commit = results.commits.get(instance, results.commit)
     if not infos:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from headway import calibration, metrics, stats
 from headway.calibration import Band
 from headway.core import RequestRecord, Run
+from headway.validity import seen
 
 # A sum of float gaps and a difference of floats agree to rounding, not to the bit.
 ROUNDING_S = 1e-6
@@ -34,15 +35,21 @@ MAX_SEND_LAG_P99_S, MAX_SEND_LAG_P99_OF_E2EL = 0.050, 0.5
 MIN_ACHIEVED_RATE = 0.95
 
 
-def problems(run: Run, bands: Mapping[str, Band] | None = None) -> tuple[str, ...]:
+def problems(
+    run: Run, bands: Mapping[str, Band] | None = None, intended_hit_rate: float | None = None
+) -> tuple[str, ...]:
     """Return one sentence per reason why the Run cannot be judged; empty when it can.
 
-    `bands` says where each calibration kernel is to be on this machine, in this night. A Run with
-    failed requests is no matter of speed: whatever the machine did, the failures count.
+    `bands` says where each calibration kernel is to be on this machine, in this night;
+    `intended_hit_rate` what share of its prompts' tokens a perfect prefix cache would find (None:
+    nobody knows). A Run with failed requests is no matter of speed: whatever the machine did, the
+    failures count.
     """
     found = [*_accounting(run), *_clocks(run), *_little(run), *_client(run), *_schedule(run)]
+    found += seen.contradictions(run, _most_in_flight(run), intended_hit_rate)
     if any(record.error is not None for record in run.records):
         return tuple(found)
+    found += seen.disturbed(run)
     return (*found, *calibration.moved(run.calibration, bands or {}))
 
 

@@ -233,6 +233,16 @@ def test_an_engine_that_cannot_do_what_its_workload_needs_fails_its_launch(begin
     )
 
 
+def test_an_engine_that_dies_of_a_question_has_not_come_up(begin: Begin) -> None:
+    made = begin(dies_of="logprobs")
+    made.expect(made.suite.cases())
+    night.measure_all(made, made.cases)
+    (launch,) = made.results.launches
+    assert launch.failure_kind == "died_loading"
+    assert launch.failure is not None
+    assert launch.failure.startswith("odd ended while it was probed")
+
+
 def test_case_15_a_server_that_refuses_ignore_eos_is_measured_without_it(begin: Begin) -> None:
     made = measure(begin(refuses=["ignore_eos"]))
     assert all(record.completed for run in made.results.runs for record in run.records)

@@ -122,7 +122,7 @@ class Draft:
         if not request.texts and stream.prompt_tokens not in (None, sent):
             self.can = replace(self.can, ids_in=False)
             counted = f"it counts {stream.prompt_tokens} prompt tokens where {sent} ids were sent"
-            self.notices.append(counted)
+            self.notices.insert(0, counted)  # it may be why the launch fails
         if stream.completion_tokens is None and can.usage_in_stream:
             self.useless(["stream_options"], "no usage comes in the stream")
         if answer.ids is None and can.ids_out:

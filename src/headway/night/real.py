@@ -135,7 +135,7 @@ class RealLab:
             found = transport.run(probed(endpoint, request, sizes))
         wanting = [w.name for w in self.suite.workloads if w.prompts.path == "ids"]
         if wanting and not found.can.ids_in:
-            why = f": {found.notices[0]}" if found.notices else ""
+            why = f": {found.notices[0]}" if can.ids_in and found.notices else ""
             message = f"{name} takes no token ids as a prompt, which workload {wanting[0]} sends"
             raise LaunchError("cannot", message + why)
         return found

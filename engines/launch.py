@@ -128,11 +128,12 @@ def _check_it_is_ours(endpoint: Endpoint) -> None:
 
 
 def _check_model(endpoint: Endpoint) -> None:
+    path = endpoint.launcher.models
     try:
-        status, content = endpoint.get("/v1/models")
+        status, content = endpoint.get(path)
         served = [entry["id"] for entry in json.loads(content)["data"]] if status == 200 else []
     except (OSError, ValueError, KeyError, TypeError) as error:
-        message = f"{endpoint.spec.instance}: /v1/models cannot be read: {error}"
+        message = f"{endpoint.spec.instance}: {path} cannot be read: {error}"
         raise LaunchError("wrong_model", message) from error
     if endpoint.spec.served_name not in served:
         raise LaunchError(

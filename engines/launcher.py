@@ -87,10 +87,10 @@ class Launcher:
     """How engines of one kind are started, and what their endpoint understands.
 
     `command` gives the command that serves a spec on a port (None: it runs already, elsewhere);
-    `env` what its processes need in their environment. `health` answers 200 when it serves.
-    `info` reads back from the running engine who it is. `can` is what its documentation says. It
-    empties its prefix cache by a POST to `reset`, if it has that. `equal` names its own argument
-    for each of `SETTINGS` that it has.
+    `env` what its processes need in their environment. `health` answers 200 when it serves,
+    `models` lists what it serves, as OpenAI does. `info` reads back from the running engine who it
+    is. `can` is what its documentation says. It empties its prefix cache by a POST to `reset`, if
+    it has that. `equal` names its own argument for each of `SETTINGS` that it has.
     """
 
     command: Callable[[LaunchSpec, int], list[str]] | None
@@ -98,6 +98,7 @@ class Launcher:
     can: Capabilities = field(default_factory=Capabilities)
     env: Callable[[LaunchSpec], Mapping[str, str]] = _no_env
     health: str = "/health"
+    models: str = "/v1/models"
     reset: str | None = None
     equal: Mapping[str, str] = field(default_factory=dict)
 

@@ -18,7 +18,7 @@ LAYERS = [
     {"lengths", "engines"},
     {"workload", "arrivals", "stats", "roofline", "fingerprint", "lockfile", "tables"},
     {"sse", "transport", "suite", "metrics", "perf_tests", "calibration", "mock_server"},
-    {"loadgen", "validity", "telemetry", "results", "baseline", "source"},
+    {"loadgen", "validity", "telemetry", "results", "answers", "baseline", "source"},
     {"correctness", "pairs", "history", "decisions"},
     {"verdict", "night"},
     {"report", "anchor", "environment", "workspace"},

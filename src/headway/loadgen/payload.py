@@ -51,7 +51,7 @@ def _body(request: Request, recipient: Recipient) -> dict[str, Any]:
     if can.salt is not None and recipient.salt is not None:
         body[can.salt] = recipient.salt
     if request.ignore_eos and can.ignore_eos != "none":
-        body["ignore_eos"] = True
+        body |= can.past_end
     return body
 
 

@@ -17,7 +17,7 @@ from headway import arrivals, loadgen, transport
 from headway.core import Case, EngineInfo, Level, Request
 from headway.engines.launch import HERE, Endpoint, LaunchError, LaunchSpec, launched, tail
 from headway.night import machine, texts, verify
-from headway.night.lab import Driven
+from headway.night.lab import Driven, First
 from headway.night.machine import Kernels
 from headway.night.models import PreparedModel
 from headway.night.plan import PlannedLaunch
@@ -98,12 +98,12 @@ class RealLab:
             api_key=_api_key(instance),
         )
 
-    def start(self, planned: PlannedLaunch, prompt: tuple[int, ...]) -> RealEngine:
+    def start(self, planned: PlannedLaunch, request: Request) -> RealEngine:
         """Start an engine and wait for its first token; raises LaunchError or OSError."""
         with contextlib.ExitStack() as stack:
             endpoint = stack.enter_context(launched(self.spec(planned)))
             asked = self.suite.instance(planned.instance)
-            first = transport.run(_first_output(endpoint, prompt))
+            first = transport.run(_first_answer(endpoint, request))
             launch_s = endpoint.clock_since_start()
             info = endpoint.info()
             _check_info(info, asked, self.device)
@@ -162,7 +162,7 @@ class RealEngine:
     endpoint: Endpoint
     info: EngineInfo
     launch_s: float
-    first_output: tuple[int, ...]
+    first: First
     stack: contextlib.ExitStack
 
     def stop(self) -> None:
@@ -292,19 +292,27 @@ def _recipient(endpoint: Endpoint) -> loadgen.Recipient:
     return loadgen.Recipient(target, spec.served_name, endpoint.launcher.can, spec.api_key)
 
 
-async def _first_output(endpoint: Endpoint, prompt: tuple[int, ...]) -> tuple[int, ...]:
-    """Ask for one token: an engine that gives none is not up."""
+async def _first_answer(endpoint: Endpoint, request: Request) -> First:
+    """Ask for one token: an engine that gives none is not up.
+
+    A token may be one that is not written, so that a count will do.
+    """
     recipient, exchange = _recipient(endpoint), Exchange()
     http = HttpTransport(recipient.target, idle_timeout_s=endpoint.spec.start_timeout_s)
-    await http.send(loadgen.payload(Request(0, prompt, 1), recipient), exchange)
+    await http.send(loadgen.payload(request, recipient), exchange)
     await http.close()
     stream = parse(exchange.body)
-    if exchange.error is not None or exchange.status != 200 or not stream.events:
+    came = stream.events or stream.completion_tokens
+    if exchange.error is not None or exchange.status != 200 or not came:
         body = bytes(exchange.body.data[:300]).decode("utf-8", "replace")
         cause = exchange.error.message if exchange.error else f"status {exchange.status} {body}"
         name = endpoint.spec.instance
         raise LaunchError("no_token", f"{name} gave no first token: {cause}")
-    return stream.events[0].token_ids or ()
+    ids = stream.events[0].token_ids if stream.events else None
+    if ids:
+        return First(ids, prompt_tokens=stream.prompt_tokens)
+    text = "".join(event.text for event in stream.events)
+    return First(text=text, prompt_tokens=stream.prompt_tokens)
 
 
 def _check_info(info: EngineInfo, asked: Instance, device: str) -> None:

@@ -6,12 +6,14 @@ key, the value and what is allowed.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from headway.engines.servers import launcher_of
 from headway.suite.gates import GateReader
 from headway.suite.instances import DTYPES, InstanceReader
 from headway.suite.loads import Given, LoadReader
@@ -117,6 +119,7 @@ class _Reader(GateReader, InstanceReader, LoadReader):
             replay_inside=self.get("suite", top, "replay_inside", bool, False),
         )
         self._check_references(suite)
+        self._check_understood(suite)
         return replace(suite, limits=suite.limits + _always(suite))
 
     def step_batches(self, top: Mapping[str, Any]) -> tuple[int, ...]:
@@ -124,6 +127,18 @@ class _Reader(GateReader, InstanceReader, LoadReader):
         if not all(type(b) is int and b > 0 for b in batches):
             raise self.fail("suite.step_batches", f"is {batches!r}; it must be whole numbers > 0")
         return tuple(batches)
+
+    def _check_understood(self, suite: Suite) -> None:
+        """Refuse what an engine's kind does not understand, before anything starts."""
+        for workload, instance in itertools.product(suite.workloads, suite.instances):
+            can, prompts = launcher_of(instance.kind).can, workload.prompts
+            where, who = f"workload.{workload.name}", f"{instance.name} ({instance.kind})"
+            if prompts.path == "ids" and not can.ids_in:
+                message = f"is 'ids', which {who} does not take; write send = \"text\""
+                raise self.fail(f"{where}.send", message)
+            if not prompts.greedy and not can.sampling:
+                message = f"is {prompts.temperature:g}, and {who} does not sample as each request"
+                raise self.fail(f"{where}.temperature", f"{message} asks; it must be 0")
 
     def _check_references(self, suite: Suite) -> None:
         models: dict[str, str] = {}

@@ -5,6 +5,7 @@ and bytes throughout; what is undefined is None, and null in the file.
 
 Schema history: 1 (2026-11) first. 2 (2026-11) intervals, explanations, what is due, causes.
 3 (2026-11) fill time, expected hit rate, outputs that are not judged. 4 (2026-11) prompt path.
+5 (2026-11) outputs verified by their text.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from headway.verdict import Gate, Interval, Verdict
 from headway.verdict.split import EngineSplit
 
 FORMAT = "headway report"
-SCHEMA = 4
+SCHEMA = 5
 
 Key = tuple[str, str, str, str]
 
@@ -165,10 +166,14 @@ class CellView:
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """How many answers were completed, and how many of them the reference agrees with."""
+    """How many answers were completed, and how many of them the reference agrees with.
+
+    `by_text` of these came without ids, and were judged by tokens that were found to spell them.
+    """
 
     completed: int
     verified: int
+    by_text: int
 
 
 @dataclass(frozen=True, slots=True)

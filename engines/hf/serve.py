@@ -95,11 +95,12 @@ def extended(folder: ModelFolder, more: Mapping[str, Any]) -> Any:
             return asdict(info(loaded()[folder.name].model, folder, batching()))
 
         def reset() -> dict[str, Any]:
+            """Empty the prefix cache; say whether there was anything in it."""
             found = batching()
-            if found is not None:
-                with found.pause():
-                    found.batch_processor.cache.evict_cached_blocks()
-            return {}
+            if found is None:
+                return {"emptied": False}
+            with found.pause():
+                return {"emptied": found.batch_processor.cache.evict_cached_blocks()}
 
         app.add_api_route("/headway/models", models)
         app.add_api_route("/headway/info", describe)

@@ -28,6 +28,8 @@ def command(spec: LaunchSpec, port: int) -> list[str]:
     """Return the command of the server in the company that tells who it is."""
     weights(spec)
     asked = dict(SERVE.arguments(spec))
+    # Where it finds flash attention it takes that, which float32 does not have.
+    asked = ({"auto_switch_to_flash": False} if spec.dtype == "float32" else {}) | asked
     more = {name: asked.pop(name) for name in MORE if name in asked}
     usual = {"continuous_batching": True, **(ON_CPU if spec.device == "cpu" else {})}
     return [

@@ -157,13 +157,14 @@ def _check_model(endpoint: Endpoint) -> None:
     A server of whose kind we know nothing need not list any: then the first request decides.
     """
     spec, wanted = endpoint.spec, endpoint.launcher.served(endpoint.spec)
+    path = endpoint.launcher.models
     try:
-        status, content = endpoint.get("/v1/models")
+        status, content = endpoint.get(path)
         if status == 404 and endpoint.launcher.environment == "none":
             return
         served = [entry["id"] for entry in json.loads(content)["data"]] if status == 200 else []
     except (OSError, ValueError, KeyError, TypeError) as error:
-        message = f"{spec.instance}: /v1/models cannot be read: {error}"
+        message = f"{spec.instance}: {path} cannot be read: {error}"
         raise LaunchError("wrong_model", message) from error
     if wanted is None:
         wanted = served[0] if len(served) == 1 else spec.served_name

@@ -111,8 +111,8 @@ class Launcher:
 
     `command` gives the command that serves a spec on a port (None: it runs already, elsewhere);
     `env` what its processes need in their environment; `config` the content of a file that is
-    written to `spec.config` before (None: it needs none). `health` answers 200 when it serves.
-    `info` reads back from the running engine who it is. `can` is what its documentation says. It
+    written to `spec.config` before (None: it needs none). `health` answers 200 when it serves,
+    `models` lists what it serves, as OpenAI does. `info` reads back from the running engine who it is. `can` is what its documentation says. It
     empties its prefix cache by a POST to `reset`, if it has that, and says how it is at `metrics`,
     which may answer 404. `equal` names its own argument for each of `SETTINGS` that it has; `not
     NAME` is one that means the opposite. `served` is the name by which it must list the model
@@ -126,6 +126,7 @@ class Launcher:
     can: Capabilities = field(default_factory=Capabilities)
     env: Callable[[LaunchSpec], Mapping[str, str]] = _no_env
     health: str = "/health"
+    models: str = "/v1/models"
     reset: str | None = None
     metrics: str | None = "/metrics"
     equal: Mapping[str, str] = field(default_factory=dict)

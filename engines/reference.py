@@ -4,23 +4,30 @@
 
 It answers as `headway.engines.lines` says; with "ready" come the versions it stands on. Outputs are
 judged token by token on their own prefix, so that it does not matter where an engine parts from
-the reference's own text. The model `fake` is judged without torch.
+the reference's own text. One that came as text is judged by the tokens that spell it. The model
+`fake` is judged without torch.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
+import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
 
-from headway.engines import lines
+from headway.engines import lines, texts
 from headway.engines.lines import RefusedRequestError, read_ids
-from headway.engines.models.folder import ModelFolder
+from headway.engines.models import spelling
+from headway.engines.models.folder import ModelError, ModelFolder
 from headway.engines.models.scores import Scores, summarise
+from headway.engines.models.spelling import Option, Options
 
 FAKE_GAP = 10.0
-_T = TypeVar("_T")
+# Judge ids; judge a text of `max_tokens` tokens; does the greedy answer end within as many?; write.
+OPS = ("verify", "verify_text", "ends", "generate")
 
 
 class Reference(Protocol):
@@ -33,6 +40,9 @@ class Reference(Protocol):
 
     def generate(self, prompt: Sequence[int], max_tokens: int, ignore_eos: bool) -> list[int]:
         """Return the greedy continuation."""
+
+    def options(self, prompt: Sequence[int], epsilon: float) -> Options:
+        """Continue a prompt by whichever tokens are sent; yields those within `epsilon` logits."""
 
 
 class TorchReference:
@@ -55,20 +65,26 @@ class TorchReference:
 
     def score(self, prompt: Sequence[int], output: Sequence[int]) -> Scores:
         """Judge an output; RefusedRequestError when it cannot be judged."""
-        try:
-            scores: Scores = self._try(lambda: self._scoring.score(self._model, prompt, output))
-        except self._scoring.NotFiniteError as error:
-            raise RefusedRequestError(str(error)) from error
-        return scores
+        with self._refusing():
+            return self._scoring.score(self._model, prompt, output)
 
     def generate(self, prompt: Sequence[int], max_tokens: int, ignore_eos: bool) -> list[int]:
         """Return transformers' own greedy continuation."""
         eos_ids = () if ignore_eos else self._eos_ids
-        return self._try(lambda: self._scoring.generate(self._model, prompt, max_tokens, eos_ids))
+        with self._refusing():
+            return self._scoring.generate(self._model, prompt, max_tokens, eos_ids)
 
-    def _try(self, work: Callable[[], _T]) -> _T:
+    def options(self, prompt: Sequence[int], epsilon: float) -> Options:
+        """Continue a prompt token by token; RefusedRequestError when it cannot be."""
+        with self._refusing():
+            yield from self._scoring.options(self._model, prompt, epsilon)
+
+    @contextmanager
+    def _refusing(self) -> Iterator[None]:
         try:
-            return work()
+            yield
+        except self._scoring.NotFiniteError as error:
+            raise RefusedRequestError(str(error)) from error
         except self._out_of_memory as error:
             raise RefusedRequestError(
                 "the reference's device has no memory for a sequence of this length"
@@ -98,6 +114,12 @@ class FakeReference:
 
         return list(fake_tokens(prompt, max_tokens))
 
+    def options(self, prompt: Sequence[int], epsilon: float) -> Options:
+        """Continue with the function's tokens, whatever comes; it knows no tie."""
+        for count in itertools.count(1):
+            right = self.generate(prompt, count, ignore_eos=True)[-1]
+            yield [Option(right, margin=FAKE_GAP)]
+
 
 def open_reference(folder: ModelFolder, device: str) -> Reference:
     """Return the reference for a model, loaded; ModelError when it cannot be."""
@@ -116,18 +138,43 @@ def _carry_out(
     reference: Reference, folder: ModelFolder, request: Mapping[str, Any]
 ) -> dict[str, Any]:
     op = request.get("op")
-    if op not in ("verify", "generate"):
-        raise RefusedRequestError(f"op must be verify or generate, not {op!r}")
+    if op not in OPS:
+        raise RefusedRequestError(f"op must be {' or '.join(OPS)}, not {op!r}")
     prompt = read_ids(request, "prompt", folder.vocab_size)
-    if op == "generate":
+    if op != "verify":
         max_tokens = _read_max_tokens(request)
         _check_length(len(prompt) + max_tokens, folder)
+    if op == "verify_text":
+        ends = () if _read_ignore_eos(request) else folder.eos_ids
+        given = spelling.Text(_read_text(request), max_tokens, ends)
+        return spelling.judge(reference, _load(folder), prompt, given, _read_epsilon(request))
+    if op == "ends":
+        made = reference.generate(prompt, max_tokens, ignore_eos=False)
+        return {"ends": not set(made).isdisjoint(folder.eos_ids)}
+    if op == "generate":
         made = reference.generate(prompt, max_tokens, _read_ignore_eos(request))
         return {"output": made, "margins": reference.score(prompt, made).margins if made else []}
     output = read_ids(request, "output", folder.vocab_size)
     epsilon = _read_epsilon(request)
     _check_length(len(prompt) + len(output), folder)
     return summarise(reference.score(prompt, output), output, epsilon)
+
+
+@functools.lru_cache(maxsize=1)
+def _load(folder: ModelFolder) -> texts.Tokenizer:
+    try:
+        return texts.load(folder)
+    except ModelError as error:
+        raise RefusedRequestError(str(error)) from error
+
+
+def _read_text(request: Mapping[str, Any]) -> str:
+    value = request.get("text")
+    if not isinstance(value, str):
+        raise RefusedRequestError(f"text must be a text, not {value!r}")
+    if any("\ud800" <= character <= "\udfff" for character in value):
+        raise RefusedRequestError("text holds half a surrogate pair, which no token writes")
+    return value
 
 
 def _read_max_tokens(request: Mapping[str, Any]) -> int:

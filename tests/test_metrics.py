@@ -253,3 +253,14 @@ def test_an_event_of_no_token_is_not_counted_as_one():
 def test_tokens_per_event(per_event):
     run = run_of(answered([0.1, 0.2], per_event=per_event), answered([0.1], per_event=per_event))
     assert metrics.tokens_per_event(run) == per_event
+
+
+def test_tokens_without_a_count_are_spread_evenly_over_their_events():
+    events = tuple(TokenEvent(at, "x") for at in (1.0, 2.0, 3.0))
+    record = RequestRecord(0, 0.0, 0.0, 4.0, events, completion_tokens=6)
+    assert metrics.run.tokens_between([record], 1.0, 3.0) == 4
+    counted = dataclasses.replace(record, events=(TokenEvent(2.0, "x", (7, 8), 2),))
+    assert metrics.run.tokens_between([record, counted], 0.0, 9.0) == 8
+    nobody_knows = dataclasses.replace(record, completion_tokens=None)
+    assert metrics.run.tokens_between([nobody_knows], 0.0, 9.0) is None
+    assert metrics.run.tokens_between([nobody_knows], 3.0, 9.0) == 0

@@ -17,18 +17,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway import correctness, loadgen, metrics, night, outlook, sse, suite, verdict
+from headway import answers, correctness, loadgen, metrics, night, outlook, sse, suite, verdict
 from headway.core import CHAT, COMPLETIONS, Request, RequestRecord, Run, TokenEvent
 from headway.engines import lines, texts
 from headway.engines.fake import FakeTokenizer, fake_tokens
 from headway.engines.models.folder import ModelFolder
 from headway.fingerprint import read_machine
 from headway.night import Night, Screen, journal
-from headway.night.texts import written
+from headway.night.prompts import Fixing
 from headway.report import case_view, private
+from headway.results import Written
 from headway.suite import SuiteError
 from headway.transport import Body, Target
-from headway.workload import Prefix, Prompts, Vocabulary, following, in_text, make_requests
+from headway.workload import (
+    Prefix,
+    Prompts,
+    Vocabulary,
+    following,
+    in_text,
+    make_requests,
+    prefix_groups,
+)
 
 
 class Greedy:
@@ -162,16 +171,27 @@ class Pen:
 TOY = Vocabulary(4, (0,))
 
 
+def fixing(prompts: Prompts, pen: Any, drawn: Sequence[Request], **options: Any) -> Fixing:
+    groups = prefix_groups(prompts.prefix, prompts.name, len(drawn), 1)
+    return Fixing(prompts, lambda again: drawn, "place", groups, pen, **options)
+
+
+def written(prompts: Prompts, tokenizer: Any, drawn: Sequence[Request], n: int) -> Written:
+    made = fixing(prompts, Pen(tokenizer), drawn)
+    ids, texts = zip(*map(made.one, range(n)), strict=True)
+    return Written("toy", prompts.name, 1, ids, texts, made.begins)
+
+
 def test_what_prompts_share_they_share_as_text_and_fewer_are_a_prefix_of_more():
     prompts = Prompts("w", 6, 3, prefix=Prefix(8, groups=2, share=0.7), send="text")
     drawn = make_requests(prompts, 30, 1, 1, TOY)
-    found = written(Pen(CASE_22), prompts, drawn, "toy", 1, 1)
+    found = written(prompts, CASE_22, drawn, 30)
     assert found.begins == (9,)
     assert [len(ids) for ids in found.ids] == [len(r.prompt_token_ids) for r in drawn]
     assert all(CASE_22.encode(t) == [*ids] for ids, t in zip(found.ids, found.texts, strict=True))
     heads = {ids[:8] for ids in found.ids if len(ids) == 14}
     assert len(heads) == len({r.prompt_token_ids[:8] for r in drawn if len(r.prompt_token_ids) > 6})
-    fewer = written(Pen(CASE_22), prompts, drawn[:11], "toy", 1, 1)
+    fewer = written(prompts, CASE_22, drawn, 11)
     assert (fewer.ids, fewer.texts) == (found.ids[:11], found.texts[:11])
 
 
@@ -348,7 +368,7 @@ def test_every_path_is_measured_counted_and_stated(begin: Begin, send, added, eq
     assert {r.prompt_tokens for r in run.records} == {11 + added}
     assert told(made, "token_accuracy").verdict == "PASS"
     assert told(made, "greedy_equality").verdict == equality
-    hide = private.Private(made.suite)
+    hide = private.Private(None, None)
     (view,) = case_view.view(made.results, run.case, hide).runs
     assert view.prompt_path == send
     assert view.added_prompt_tokens == case_view.shape.Span(added, added)
@@ -383,7 +403,7 @@ def test_an_engine_that_reads_text_as_other_tokens_is_found(begin: Begin, send):
     assert "prompt tokens, 8 ids were asked for" in finding.reason
     equality = told(made, "greedy_equality")
     if send == "text":
-        assert (equality.verdict, correctness.OTHER_IDS in equality.reason) == ("MISSING", True)
+        assert (equality.verdict, answers.OTHER_IDS in equality.reason) == ("MISSING", True)
 
 
 class Mute(night.RealLab):
@@ -398,7 +418,7 @@ class Mute(night.RealLab):
 def test_a_night_that_is_carried_on_sends_what_was_written(begin: Begin):
     made = begin('send = "text"')
     (planned,) = night.order(made.suite)
-    night.LiveLaunch(made, planned)._write_texts()
+    night.LiveLaunch(made, planned)._fix_prompts()
     assert len(made.results.written) == 2  # one for the warm-up
     again = begin('send = "text"', lab=Mute)
     assert again.folder == made.folder
@@ -420,7 +440,7 @@ def test_a_prompt_that_cannot_be_written_fails_its_launch(begin: Begin):
     made.expect(made.suite.cases())
     night.measure_all(made, made.suite.cases())
     (launch,) = made.results.launches
-    assert launch.failure_kind == "no_text"
+    assert launch.failure_kind == "no_prompt"
     assert launch.failure == "workload w: the tokenizer of fake gives no text of 8 tokens back"
 
 
@@ -437,8 +457,8 @@ def test_a_begin_mark_that_the_server_counts_is_part_of_what_the_reference_reads
     run = results.runs[0]
     n = run.level.num_requests
     drawn = correctness.drawn_for(results, run.case, n, run.launch)[:n]
-    pen = Pen(FakeTokenizer())
-    made = written(pen, prompts, drawn, run.case.model, run.launch, results.suite.seed)
+    made = written(prompts, FakeTokenizer(), drawn, n)
+    made = dataclasses.replace(made, model=run.case.model, launch=run.launch)
     results = dataclasses.replace(results, written={made.key: made})
     for more, begins in ((0, ()), (1, (9,))):
         records = tuple(

@@ -173,10 +173,25 @@ def test_verified_outputs_are_counted(factory):
     speeds = {"a": factory.Speed(), "b": factory.Speed(salt=1)}
     night = factory.verified(factory.make_night(speeds), first_wrong=1)
     outputs = {c["instance"]: c["outputs"] for c in report_of(factory, night)["cases"]}
-    assert report_of(factory, night)["cases"][1]["outputs"] == {"completed": 32, "verified": 31}
+    assert report_of(factory, night)["cases"][1]["outputs"] == {
+        "completed": 32,
+        "verified": 31,
+        "by_text": 0,
+    }
     assert outputs["b"] is None  # The last of b's cases stands for its launches.
     unverified = dataclasses.replace(night, verifications={})
     assert report_of(factory, unverified)["cases"][0]["outputs"]["verified"] == 0
+
+
+def test_outputs_that_were_verified_by_their_text_are_told_apart(factory):
+    night = factory.verified(factory.make_night())
+    by_text = {k: dataclasses.replace(v, by="text") for k, v in night.verifications.items()}
+    made = report_of(factory, dataclasses.replace(night, verifications=by_text))
+    assert made["cases"][1]["outputs"] == {"completed": 32, "verified": 32, "by_text": 32}
+    said = "of a came without ids and were verified by text"
+    assert said in markdown(made)
+    assert said in " ".join(terminal(made, 200, color=False).split())
+    assert said not in markdown(report_of(factory, night))
 
 
 def test_the_view_with_vllm_s_keys_equals_numpy_by_vllm_s_definitions(factory):

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
 from detectors.layout import LaunchDraw, Night, RunDraw
+from headway.answers import Pair, TextPair
 from headway.core import (
     Capabilities,
     Case,
@@ -25,9 +26,8 @@ from headway.core import (
     TokenEvent,
     Verification,
 )
-from headway.correctness import Pair
 from headway.engines.fake import fake_tokens
-from headway.night import Driven, PlannedLaunch
+from headway.night import Driven, First, PlannedLaunch
 from headway.night.found import Found
 from headway.results import Generated
 from headway.workload import pair_key
@@ -65,13 +65,14 @@ class SimulatedLab:
         at = self.started + timedelta(seconds=self.time_s)
         return at.astimezone(UTC).isoformat(timespec="seconds")
 
-    def start(self, planned: PlannedLaunch, prompt: tuple[int, ...]) -> SimulatedEngine:
+    def start(self, planned: PlannedLaunch, request: Request) -> SimulatedEngine:
         """Start a launch: nothing but a draw."""
         self.launches += 1
         self.time_s += LAUNCH_S
         info = EngineInfo("fake", "1.0", "fake", "none", "none")
         drawn = self.drawn.launch(self.arms[planned.instance])
-        return SimulatedEngine(self, drawn, info, LAUNCH_S, tuple(fake_tokens(prompt, 1)))
+        first = First(tuple(fake_tokens(request.prompt_token_ids, 1)))
+        return SimulatedEngine(self, drawn, info, LAUNCH_S, first)
 
     def calibrate(self) -> Mapping[str, float]:
         """Return what was drawn before or after the Run at hand, else what the kernels take now.
@@ -102,7 +103,7 @@ class SimulatedEngine:
     drawn: LaunchDraw
     info: EngineInfo
     launch_s: float
-    first_output: tuple[int, ...]
+    first: First
     found: Found = FOUND
     cpus: tuple[int, ...] = ()
     gpus: tuple[str, ...] = ()
@@ -148,14 +149,19 @@ class SimulatedEngine:
 class SimulatedReference:
     """Implements `headway.night.Reference` for the fake engine's tokens."""
 
-    def verify(self, pair: Pair) -> Verification:
+    def verify(self, pair: Pair | TextPair) -> Verification:
         """Compare with the closed form."""
+        assert isinstance(pair, Pair)  # the simulated engine sends ids
         right = fake_tokens(pair.prompt, len(pair.output))
         wrong = tuple(
             (i, 2.5, 1) for i, (a, b) in enumerate(zip(pair.output, right, strict=True)) if a != b
         )
         gap = 2.5 if wrong else 0.0
         return Verification(pair.key, len(right), gap, len(wrong), 1.0, wrong)
+
+    def ends(self, prompt: tuple[int, ...], max_tokens: int) -> bool:
+        """Say no: the closed form goes on for ever."""
+        return False
 
     def generate(self, prompt: tuple[int, ...], max_tokens: int, ignore_eos: bool) -> Generated:
         """Continue by the closed form."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import DynamicCache, GenerationConfig, PreTrainedModel
 
 from headway.engines.models.scores import Scores
+from headway.engines.models.spelling import Option, Options
 
 
 class NotFiniteError(ArithmeticError):
@@ -39,6 +40,36 @@ def score(model: PreTrainedModel, prompt: Sequence[int], output: Sequence[int]) 
     with torch.inference_mode():
         logits = model(input_ids=ids, use_cache=False, logits_to_keep=len(output)).logits[0]
         return score_logits(logits.float(), output)
+
+
+def options(model: PreTrainedModel, prompt: Sequence[int], epsilon: float) -> Options:
+    """Continue a prompt by whichever tokens are sent; yields those within `epsilon` logits.
+
+    One token a pass, with a cache. Raises NotFiniteError.
+    """
+    cache, ids = DynamicCache(config=model.config), list(prompt)
+    while True:
+        tensor = torch.tensor([ids], device=model.device)
+        with torch.inference_mode():
+            made = model(input_ids=tensor, past_key_values=cache, use_cache=True, logits_to_keep=1)
+            near = near_best(made.logits[0, -1].float(), epsilon)
+        ids = [(yield near)]
+
+
+def near_best(logits: torch.Tensor, epsilon: float) -> list[Option]:
+    """Return the tokens within `epsilon` of the best logit [vocab_size], best first."""
+    if not torch.isfinite(logits).all():
+        raise NotFiniteError("the reference computed logits that are not finite")
+    top = logits.topk(2).values.tolist()
+    tokens = (top[0] - logits <= epsilon).nonzero()[:, 0]
+    chosen = logits[tokens].tolist()
+    normal = logits.logsumexp(-1).item()
+    pairs = sorted(zip(chosen, tokens.tolist(), strict=True), key=lambda pair: -pair[0])
+    above = {logit: rank for rank, (logit, _) in reversed(list(enumerate(pairs)))}
+    return [
+        Option(token, top[0] - logit, above[logit], top[0] - top[1], logit - normal)
+        for logit, token in pairs
+    ]
 
 
 def generate(

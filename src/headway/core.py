@@ -259,10 +259,11 @@ class Capabilities:
     answer can go on past its end: the mark is emitted, or banned, or it cannot. `cached_tokens`:
     usage says how many of the prompt's tokens came from a prefix cache. `strict_fields`: a field
     that it does not know is refused, and not ignored. `engine_stamps`, `control`: it is our host.
+    `sampling`: each request's own temperature, top_p and seed hold.
     `fields` are sent in every request: what asks for ids, and what pins each default of sampling
     that its model's or its own configuration would set otherwise; `completions_fields` in those to
-    the completions endpoint only. `top_p_of_1`: a top_p that cuts nothing off may be said. `salt`
-    is the field that keeps a request out of the prefix cache of those with another value (None: it
+    the completions endpoint only. `top_p_of_1`: a top_p that cuts nothing off may be said. `past_end` are
+    sent in those that are to go on past their end. `salt` is the field that keeps a request out of the prefix cache of those with another value (None: it
     has none).
     """
 
@@ -275,9 +276,11 @@ class Capabilities:
     strict_fields: bool = False
     engine_stamps: bool = False
     control: bool = False
+    sampling: bool = True
     fields: Mapping[str, object] = field(default_factory=dict)
     completions_fields: Mapping[str, object] = field(default_factory=dict)
     top_p_of_1: bool = True
+    past_end: Mapping[str, object] = field(default_factory=lambda: {"ignore_eos": True})
     salt: str | None = None
 
 
@@ -302,11 +305,12 @@ class LaunchRecord:
     """One life of an engine process, as the night saw it. Launch 0 only primes compile caches.
 
     `launch_s` is from process start to the first token (None: it never gave one, or ran before we
-    came). `first_output` is that first answer, verified with the others. `can` is what the endpoint
-    was found to understand, `notices` one sentence for each thing that it does otherwise than it
-    says, or takes without a word and without effect. `cpus` are the cores that it was kept to, away
-    from the client's (none: it shared all of them with the client), `gpus` the UUIDs of those it
-    could see. `failure` is one sentence, or None.
+    came). `first_output` is that first answer, verified with the others; of an engine that sends no
+    ids `first_text`, with the server's count of the prompt's tokens. `can` is what the endpoint was
+    found to understand, `notices` one sentence for each thing that it does otherwise than it says,
+    or takes without a word and without effect. `cpus` are the cores that it was kept to, away from
+    the client's (none: it shared all of them with the client), `gpus` the UUIDs of those it could
+    see. `failure` is one sentence, or None.
     """
 
     instance: str
@@ -316,6 +320,8 @@ class LaunchRecord:
     launch_s: float | None = None
     info: EngineInfo | None = None
     first_output: tuple[int, ...] = ()
+    first_text: str | None = None
+    first_prompt_tokens: int | None = None
     can: Capabilities | None = None
     notices: tuple[str, ...] = ()
     cpus: tuple[int, ...] = ()
@@ -344,6 +350,9 @@ class Verification:
     its highest logit minus its second. `key` names the pair (prompt, output). `nonargmax` lists
     (index, gap, rank) of tokens that were not the reference's choice, in order; it may end early,
     `max_gap` and `num_nonargmax` are of all. `error` is why the pair could not be judged.
+    An output that came as text alone is judged by the ids that it is read as, or `by` text: by
+    tokens that the reference found to spell it. Where it found none, the text leaves what the
+    reference would write at character `differs_at`.
     """
 
     key: str
@@ -353,3 +362,5 @@ class Verification:
     min_margin: float | None = None
     nonargmax: tuple[tuple[int, float, int], ...] = ()
     error: str | None = None
+    by: Literal["ids", "text"] = "ids"
+    differs_at: int | None = None

@@ -14,10 +14,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from headway import metrics
-from headway.core import Case, Request, RequestRecord, Run, Verification
-from headway.results import Generated, Results, Written
+from headway.answers import Pair, TextPair, answer, first_answer, key_of
+from headway.core import Case, LaunchRecord, Request, RequestRecord, Run, Verification
+from headway.engines.servers import launcher_of
+from headway.results import Generated, Results, Written, launch_key
 from headway.suite.bodies import requests_in
-from headway.workload import Vocabulary, following, in_text, make_requests, pair_key
+from headway.workload import Vocabulary, following, in_text, make_requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,8 @@ class Tolerance:
 
     def allows(self, verification: Verification) -> bool:
         """Whether each token of a verified output may stand, by itself."""
-        return verification.error is None and verification.max_gap <= self.max_gap
+        found = verification.error is None and verification.differs_at is None
+        return found and verification.max_gap <= self.max_gap
 
 
 TOLERANCES = {
@@ -47,41 +50,32 @@ TOLERANCES = {
     "float16": Tolerance(0.10, 0.01),
     "bfloat16": Tolerance(0.25, 0.02),
 }
-
-
-OTHER_IDS = "the server does not count as many tokens in its prompt as the text stands for"
-
-
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """A prompt and what an engine answered, to be verified once."""
-
-    key: str
-    prompt: tuple[int, ...]
-    output: tuple[int, ...]
+# Text is judged by tokens within the widest; each instance's own is applied to them later.
+WIDEST = max(one.epsilon for one in TOLERANCES.values())
 
 
 @dataclass(frozen=True, slots=True)
 class Equality:
     """What verification says of one case; `right` counts outputs without a wrong token.
 
-    `unpaid` counts what is unverified because no budget was left to measure it, `lost` what is
-    because the machine kept its launch from starting.
+    Of those, `by_text` came as text and were judged by tokens that were found to spell it. `unpaid`
+    counts what is unverified because no budget was left to measure it, `lost` what is because the
+    machine kept its launch from starting.
     """
 
     num_requests: int = 0
     num_tokens: int = 0
     num_nonargmax: int = 0
     right: int = 0
+    by_text: int = 0
     wrong: tuple[str, ...] = ()
     unverified: tuple[str, ...] = ()
     unpaid: int = 0
     lost: int = 0
 
 
-# Judging asks for the same prompts and pairs many times, and both are pure functions.
+# Judging asks for the same prompts many times, and they are a pure function.
 _made = functools.lru_cache(maxsize=32)(make_requests)
-_key = functools.lru_cache(maxsize=1 << 15)(pair_key)
 
 
 def tolerance_of(results: Results, instance: str) -> Tolerance:
@@ -92,30 +86,37 @@ def tolerance_of(results: Results, instance: str) -> Tolerance:
 def requests_for(results: Results, case: Case, n: int, launch: int) -> tuple[Request, ...]:
     """Return the first n requests of a case in a launch: prompts are made anew, never stored.
 
-    Except for texts, which must have been written (`Results.written`).
+    Except for those that had to be fixed before it (`Results.written`): texts, and ids that an
+    engine does not answer with an early end.
     """
     workload = results.suite.workload(case.workload)
     if workload.prompts.bodies is not None:
         held = requests_in(workload.prompts.bodies)
         return tuple(replace(held[k % len(held)], index=k) for k in range(n))
     drawn = drawn_for(results, case, n, launch)[:n]
-    send = workload.prompts.send
+    send, key = workload.prompts.send, (case.model, workload.name, launch)
     if send == "ids":
-        return drawn
-    as_text = results.written[case.model, workload.name, launch]
+        fixed = results.written[key].ids if key in results.written else ()
+        chosen = (
+            replace(one, prompt_token_ids=ids) for one, ids in zip(drawn, fixed, strict=False)
+        )
+        return tuple(chosen) if fixed else drawn
+    as_text = results.written[key]
     written = zip(drawn, as_text.ids, as_text.texts, strict=False)
     return tuple(in_text(one, ids, text, send) for one, ids, text in written)
 
 
-def drawn_for(results: Results, case: Case, n: int, launch: int) -> tuple[Request, ...]:
-    """Return requests as they are drawn, at least n; fewer are a prefix of more.
+def drawn_for(
+    results: Results, case: Case, n: int, launch: int, again: int = 0
+) -> tuple[Request, ...]:
+    """Return requests as they are drawn (or drawn `again`, so many times), at least n.
 
     As many as the workload's largest level has, so that all levels share what is made here.
     """
     workload = results.suite.workload(case.workload)
     most = max(n, *(level.num_requests for level in workload.levels))
     vocabulary = _vocabulary(results, case.model)
-    return _made(workload.prompts, most, launch, results.suite.seed, vocabulary)
+    return _made(workload.prompts, most, launch, results.suite.seed, vocabulary, again)
 
 
 def _vocabulary(results: Results, model: str) -> Vocabulary:
@@ -169,25 +170,50 @@ def _launch_prompt(vocabulary: Vocabulary) -> tuple[int, ...]:
     return tuple(ids[(7 * k + 3) % len(ids)] for k in range(8))
 
 
-def pairs(results: Results, model: str) -> Iterator[Pair]:
+def takes_ids(results: Results, instance: str) -> bool:
+    """Whether an instance's kind takes token ids as a prompt."""
+    asked = results.suite.instance(instance)
+    return launcher_of(asked.kind, asked.args).can.ids_in
+
+
+def launch_request(results: Results, instance: str) -> Request:
+    """Return the request whose answer ends a launch's start; a text must have been written."""
+    model = results.suite.instance(instance).model_name
+    request = Request(0, launch_prompt(results, model), 1)
+    if takes_ids(results, instance):
+        return request
+    written = results.written[launch_key(model)]
+    return in_text(request, written.ids[0], written.texts[0], "text")
+
+
+def _launch_prompt_read(results: Results, launch: LaunchRecord) -> tuple[int, ...]:
+    """Return the ids of the prompt that a launch's first token answers; empty where unknown."""
+    model = results.suite.instance(launch.instance).model_name
+    if takes_ids(results, launch.instance):
+        return launch_prompt(results, model)
+    written = results.written.get(launch_key(model))
+    readings = [] if written is None else [written.ids[0], (*written.begins, *written.ids[0])]
+    fitting = (ids for ids in readings if len(ids) == launch.first_prompt_tokens)
+    return next(fitting, ())
+
+
+def pairs(results: Results, model: str) -> Iterator[Pair | TextPair]:
     """Yield every answer of a model's instances once: launches' first tokens, then Runs'."""
     seen: set[str] = set()
-    for prompt, output in _answers(results, model):
-        key = _key(prompt, output)
-        if output and key not in seen:
-            seen.add(key)
-            yield Pair(key, prompt, output)
+    for one in _answers(results, model):
+        if not isinstance(one, str) and one.key not in seen:
+            seen.add(one.key)
+            yield one
 
 
-def _answers(results: Results, model: str) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+def _answers(results: Results, model: str) -> Iterator[Pair | TextPair | str]:
     for launch in results.launches:
         if results.suite.instance(launch.instance).model_name == model:
-            yield launch_prompt(results, model), launch.first_output
+            yield first_answer(_launch_prompt_read(results, launch), launch)
     for run in results.runs:
         if run.case.model == model and why_unverified(results, run.case) is None:
             for request, record in _completed(results, run):
-                if request.prompt_token_ids:
-                    yield request.prompt_token_ids, record.output_token_ids or ()
+                yield answer(request.prompt_token_ids, record)
 
 
 def _completed(results: Results, run: Run) -> Iterator[tuple[Request, RequestRecord]]:
@@ -225,40 +251,53 @@ def equality(results: Results, case: Case) -> Equality:
         for request, record in _completed(results, run):
             requests += 1
             where = f"launch {launch} request {record.index}"
-            output = record.output_token_ids
-            verification = _verification(results, request.prompt_token_ids, output)
-            if verification.error is not None:
-                unverified.append(f"{where}: {verification.error}")
+            verification = _verification(results, answer(request.prompt_token_ids, record))
+            unclear = _unclear(verification, tolerance)
+            if unclear is not None:
+                unverified.append(f"{where}: {unclear}")
                 continue
             found.append(verification)
             wrong += _wrong_token(where, verification, tolerance)
-            expected = generated.get(_key(request.prompt_token_ids, ())) if generated else None
-            differing += _difference(where, output or (), expected, tolerance)
+            expected = generated.get(key_of(request.prompt_token_ids, ())) if generated else None
+            differing += _difference(where, record.output_token_ids or (), expected, tolerance)
     tokens = sum(v.num_tokens for v in found)
     others = sum(v.num_nonargmax for v in found)
-    right = sum(map(tolerance.allows, found))
+    right = [one for one in found if tolerance.allows(one)]
+    by_text = sum(one.by == "text" for one in right)
     allowed = math.ceil(tolerance.max_nonargmax * tokens)
     if others > allowed and tolerance.max_nonargmax:
         wrong.append(f"{others} of {tokens} tokens are not the reference's, {allowed} allowed")
     wrong += differing
-    return Equality(requests, tokens, others, right, tuple(wrong), tuple(unverified), unpaid, lost)
+    doubts = (tuple(wrong), tuple(unverified), unpaid, lost)
+    return Equality(requests, tokens, others, len(right), by_text, *doubts)
 
 
-def _verification(
-    results: Results, prompt: tuple[int, ...], output: tuple[int, ...] | None
-) -> Verification:
+def _verification(results: Results, given: Pair | TextPair | str) -> Verification:
     """Return what the reference said of an answer; `error` where it said nothing."""
-    if not prompt:
-        return Verification("", error=OTHER_IDS)
-    if output is None:
-        return Verification("", error="the server sent no token ids")
-    key = _key(prompt, output)
-    return results.verifications.get(key) or Verification(key, error="the reference was not asked")
+    if isinstance(given, str):
+        return Verification("", error=given)
+    asked = Verification(given.key, error="the reference was not asked")
+    return results.verifications.get(given.key, asked)
+
+
+def _unclear(verification: Verification, tolerance: Tolerance) -> str | None:
+    """Say why an output is neither right nor wrong; None where it is one of them.
+
+    Tokens that spell a text are looked for one after the other, so that where ties are allowed,
+    not to have found them proves nothing.
+    """
+    at = verification.differs_at
+    if at is None or not tolerance.max_nonargmax:
+        return verification.error
+    return f"from character {at} on, no tokens were found that spell its text: a tie may be why"
 
 
 def _wrong_token(where: str, verification: Verification, tolerance: Tolerance) -> list[str]:
     if tolerance.allows(verification):
         return []
+    if verification.differs_at is not None:
+        at = verification.differs_at
+        return [f"{where}: its text is not what the reference would write from character {at} on"]
     beyond = [(i, gap) for i, gap, _ in verification.nonargmax if gap > tolerance.max_gap]
     # Of a long list the end may be missing; the largest gap never is.
     index, gap = beyond[0] if beyond else ("?", verification.max_gap)
@@ -276,26 +315,31 @@ def wrong_first_tokens(results: Results, instance: str) -> list[str]:
     return [
         wrong
         for where, verification in _first_tokens(results, instance)
-        if verification.error is None
+        if _unclear(verification, tolerance) is None
         for wrong in _wrong_token(where, verification, tolerance)
     ]
 
 
 def unverified_first_tokens(results: Results, instance: str) -> list[str]:
     """Name the launches of an instance whose first token nobody has verified."""
-    return [
-        f"{where}: its first token was not verified ({verification.error})"
+    tolerance = tolerance_of(results, instance)
+    reasons = (
+        (where, _unclear(verification, tolerance))
         for where, verification in _first_tokens(results, instance)
-        if verification.error is not None
+    )
+    return [
+        f"{where}: its first token was not verified ({reason})"
+        for where, reason in reasons
+        if reason is not None
     ]
 
 
 def _first_tokens(results: Results, instance: str) -> Iterator[tuple[str, Verification]]:
     for launch in results.launches:
         if launch.instance == instance and launch.launch_s is not None:
-            prompt = launch_prompt(results, results.suite.instance(instance).model_name)
             where = f"launch {launch.launch} attempt {launch.attempt}"
-            yield where, _verification(results, prompt, launch.first_output or None)
+            given = first_answer(_launch_prompt_read(results, launch), launch)
+            yield where, _verification(results, given)
 
 
 def _difference(

@@ -47,24 +47,32 @@ class Generated:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """The prompts of a workload in one launch as texts, each of which becomes its ids again.
+    """The prompts of a workload in one launch, where those that are drawn may not be sent.
 
-    Request k has `ids[k]` and `texts[k]`: what was drawn is changed where its text would not do, so
-    that it can be drawn again only with the model's tokenizer. `begins` are the ids that this
-    tokenizer itself puts before a text which is sent as a prompt.
+    Request k has `ids[k]`. A prompt that is sent as text has `texts[k]`, which becomes its ids
+    again: what was drawn is changed where its text would not do, so that it takes the model's
+    tokenizer to know it. `begins` are the ids that this tokenizer itself puts before a text which
+    is sent as a prompt. And where some engine of the suite cannot go on past the end of an answer,
+    what the model would answer with an end is drawn anew, which takes the reference to know.
+    The prompt that ends a launch's start, as text, is that of no workload; see `launch_key`.
     """
 
     model: str
     workload: str
     launch: int
     ids: tuple[tuple[int, ...], ...]
-    texts: tuple[str, ...]
+    texts: tuple[str, ...] = ()
     begins: tuple[int, ...] = ()
 
     @property
     def key(self) -> tuple[str, str, int]:
         """What names it: model, workload, launch."""
         return (self.model, self.workload, self.launch)
+
+
+def launch_key(model: str) -> tuple[str, str, int]:
+    """Return what names the text of the prompt that ends every launch's start."""
+    return (model, "", 0)
 
 
 @dataclass(frozen=True, slots=True)

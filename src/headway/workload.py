@@ -105,9 +105,12 @@ class Prompts:
 
 
 def make_requests(
-    prompts: Prompts, n: int, launch: int, seed: int, vocabulary: Vocabulary
+    prompts: Prompts, n: int, launch: int, seed: int, vocabulary: Vocabulary, again: int = 0
 ) -> tuple[Request, ...]:
-    """Return the first n requests of a launch; fewer are a prefix of more."""
+    """Return the first n requests of a launch; fewer are a prefix of more.
+
+    Drawn `again`, their own ids are others; nothing else is.
+    """
     make = {"uniform": _uniform, "recall": _recall}[prompts.kind](vocabulary)
     groups = prefix_groups(prompts.prefix, prompts.name, n, seed)
     prefixes = _prefixes(prompts, launch, seed, vocabulary)
@@ -117,7 +120,8 @@ def make_requests(
         group = groups[index]
         later = index % prompts.turns  # a turn begins with what was said before it
         begins = () if group is None or later else prefixes[group]
-        own = make(random.Random(f"workload/{place}"), prompt_tokens)
+        anew = f"/again/{again}" if again else ""
+        own = make(random.Random(f"workload/{place}{anew}"), prompt_tokens)
         requests.append(
             Request(
                 index=index,

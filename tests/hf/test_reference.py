@@ -146,7 +146,7 @@ GOOD = {"op": "verify", "id": 9, "prompt": [0, 1], "output": [2], "epsilon": 0.1
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"op": "judge"}, "op must be verify or generate, not 'judge'"),
+        ({"op": "judge"}, "op must be verify or .* generate, not 'judge'"),
         ({"output": []}, "output must be a list of at least one token id"),
         ({"prompt": []}, "prompt must be a list"),
         ({"prompt": "hello"}, "prompt must be a list"),

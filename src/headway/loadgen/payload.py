@@ -54,7 +54,7 @@ def _body(request: Request, recipient: Recipient) -> dict[str, Any]:
     if request.seed is not None:
         body["seed"] = request.seed
     if request.ignore_eos and can.ignore_eos != "none":
-        body["ignore_eos"] = True
+        body |= can.past_end
     return body
 
 

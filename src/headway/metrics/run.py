@@ -35,15 +35,22 @@ def steady_window(run: Run) -> tuple[float, float] | None:
     return (start, end) if end > start and 2 * inside >= len(run.records) else None
 
 
-def tokens_between(records: Sequence[RequestRecord], start: float, end: float) -> int | None:
-    """Count tokens whose event arrived in (start, end]; None when an event has no count."""
-    total = 0
+def tokens_between(records: Sequence[RequestRecord], start: float, end: float) -> float | None:
+    """Count tokens whose event arrived in (start, end].
+
+    Where a request's events have no counts, what came of it in all is spread evenly over them; None
+    where that is not known either.
+    """
+    total = 0.0
     for record in records:
-        for event in record.events:
-            if start < event.at_s <= end:
-                if event.num_tokens is None:
-                    return None
-                total += event.num_tokens
+        inside = [event.num_tokens for event in record.events if start < event.at_s <= end]
+        counted: float = sum(count or 0 for count in inside)
+        if None in inside:
+            whole = output_tokens(record)
+            if whole is None:
+                return None
+            counted = whole * len(inside) / len(record.events)
+        total += counted
     return total
 
 

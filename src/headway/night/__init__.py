@@ -2,7 +2,7 @@
 
 from headway.night.asked import ReferenceFailure
 from headway.night.journal import JournalError, read
-from headway.night.lab import Driven, Engine, Lab, Reference
+from headway.night.lab import Driven, Engine, First, Lab, Reference
 from headway.night.live import LiveLaunch, measure_all, second_look
 from headway.night.lock import DeviceBusy, device_lock
 from headway.night.models import ModelFailure, PreparedModel, prepare
@@ -15,6 +15,7 @@ __all__ = [
     "DeviceBusy",
     "Driven",
     "Engine",
+    "First",
     "JournalError",
     "Lab",
     "LiveLaunch",

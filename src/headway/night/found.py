@@ -34,8 +34,9 @@ class Answer:
 
     @property
     def good(self) -> bool:
-        """Whether it holds output."""
-        return self.status == 200 and bool(self.stream.events) and self.stream.error is None
+        """Whether it holds output: a token that is not written is counted all the same."""
+        came = self.stream.events or self.stream.completion_tokens
+        return self.status == 200 and bool(came) and self.stream.error is None
 
     @property
     def refused(self) -> bool:
@@ -65,7 +66,7 @@ class Answer:
 def optional(can: Capabilities) -> tuple[str, ...]:
     """Return the fields of a request that an endpoint may do without."""
     names = ["stream_options"] if can.usage_in_stream else []
-    names += ["ignore_eos"] if can.ignore_eos != "none" else []
+    names += can.past_end if can.ignore_eos != "none" else []
     names += [can.salt] if can.salt is not None else []
     return (*names, *can.fields)
 
@@ -75,7 +76,7 @@ def without(can: Capabilities, names: Sequence[str]) -> Capabilities:
     return replace(
         can,
         usage_in_stream=can.usage_in_stream and "stream_options" not in names,
-        ignore_eos="none" if "ignore_eos" in names else can.ignore_eos,
+        ignore_eos="none" if set(can.past_end) & set(names) else can.ignore_eos,
         salt=None if can.salt in names else can.salt,
         fields={name: value for name, value in can.fields.items() if name not in names},
     )
@@ -141,7 +142,7 @@ class Draft:
         early = stopped if tokens is None else tokens < (asked or 0)
         if early and request.ignore_eos and self.can.ignore_eos != "none":
             where = "before" if tokens is None else f"after {tokens} of"
-            self.useless(["ignore_eos"], f"it ended {where} {asked} tokens")
+            self.useless(list(self.can.past_end), f"it ended {where} {asked} tokens")
 
     def read_cached(self, answer: Answer) -> None:
         """Note that usage says how much of a prompt was cached; many say nothing instead of 0."""
@@ -155,7 +156,9 @@ class Draft:
         if forced.tokens is None and forced.stream.events:
             return "the answer's tokens are not counted"
         if (forced.tokens or 0) < asked:
-            self.useless(["ignore_eos"], f"the end mark ends an answer of {asked} tokens early")
+            self.useless(
+                list(self.can.past_end), f"the end mark ends an answer of {asked} tokens early"
+            )
             return None
         if forced.ids is None:
             return "the end mark cannot be seen without token ids"

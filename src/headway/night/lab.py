@@ -11,8 +11,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from headway.answers import Pair, TextPair
 from headway.core import Case, EngineInfo, Level, Request, RequestRecord, Series, Verification
-from headway.correctness import Pair
 from headway.night.found import Found
 from headway.night.plan import PlannedLaunch
 from headway.results import Generated
@@ -33,6 +33,18 @@ class Driven:
     series: tuple[Series, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class First:
+    """The answer that ends a launch's start: ids, or without any its text.
+
+    With the server's count of the prompt's tokens.
+    """
+
+    output: tuple[int, ...] = ()
+    text: str | None = None
+    prompt_tokens: int | None = None
+
+
 class Engine(Protocol):
     """One engine that is up, with what its start told."""
 
@@ -45,7 +57,7 @@ class Engine(Protocol):
         """Seconds from its process's start to its first token; None where it ran before."""
 
     @property
-    def first_output(self) -> tuple[int, ...]:
+    def first(self) -> First:
         """That first answer."""
 
     @property
@@ -87,8 +99,11 @@ class Engine(Protocol):
 class Reference(Protocol):
     """The reference for one model."""
 
-    def verify(self, pair: Pair) -> Verification:
+    def verify(self, pair: Pair | TextPair) -> Verification:
         """Judge one output."""
+
+    def ends(self, prompt: tuple[int, ...], max_tokens: int) -> bool:
+        """Whether the greedy answer comes to an end within as many tokens."""
 
     def generate(self, prompt: tuple[int, ...], max_tokens: int, ignore_eos: bool) -> Generated:
         """Continue a prompt."""
@@ -116,8 +131,8 @@ class Lab(Protocol):
     def now(self) -> str:
         """Return the wall clock, for labels only."""
 
-    def start(self, planned: PlannedLaunch, prompt: tuple[int, ...]) -> Engine:
-        """Start an engine; `prompt` asks for its first token. Raises LaunchError or OSError."""
+    def start(self, planned: PlannedLaunch, request: Request) -> Engine:
+        """Start an engine; `request` asks for its first token. Raises LaunchError or OSError."""
 
     def calibrate(self) -> Mapping[str, float]:
         """Return the seconds of each calibration kernel; empty where there are none."""

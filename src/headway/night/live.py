@@ -13,7 +13,7 @@ from dataclasses import replace
 from headway import arrivals, correctness, prefix_cache, validity
 from headway.core import Case, LaunchRecord, Level, Request, Run, StepTiming
 from headway.engines.launch import LaunchError
-from headway.night import warmup
+from headway.night import prompts, warmup
 from headway.night.asked import ReferenceFailure
 from headway.night.lab import Engine
 from headway.night.plan import PRIMING, PlannedLaunch, order
@@ -108,10 +108,10 @@ class LiveLaunch:
         if waited:
             night.say(f"{planned.name}: waited {waited:.0f} s for a quiet machine")
         night.say(f"{planned.name}: starting")
-        prompt = correctness.launch_prompt(night.results, planned.cases[0].model)
         try:
-            self._write_texts()
-            engine = lab.start(planned, prompt)
+            self._fix_prompts()
+            request = correctness.launch_request(night.results, planned.instance)
+            engine = lab.start(planned, request)
         except (LaunchError, OSError, ValueError) as error:
             kind = error.kind if isinstance(error, LaunchError) else "launch_failed"
             night.add(replace(record, failure_kind=kind, failure=str(error)))
@@ -120,19 +120,23 @@ class LiveLaunch:
         made = replace(record, launch_s=engine.launch_s, info=engine.info)
         made = replace(made, can=engine.found.can, notices=engine.found.notices)
         made = replace(made, cpus=engine.cpus, gpus=engine.gpus)
-        night.add(replace(made, first_output=engine.first_output))
+        first = engine.first
+        made = replace(made, first_output=first.output, first_text=first.text)
+        night.add(replace(made, first_prompt_tokens=first.prompt_tokens))
         return True
 
-    def _write_texts(self) -> None:
-        """Write the prompts that are sent as text, all before the engine runs beside it."""
-        night = self.night
-        for case in self.planned.cases:
-            level = night.suite.level(case)
-            try:
-                night.write_texts(case, level.num_requests, self.planned.launch)
-                night.write_texts(case, warmup.num_requests(level), PRIMING)
-            except ReferenceFailure as error:
-                raise LaunchError("no_text", f"workload {case.workload}: {error}") from error
+    def _fix_prompts(self) -> None:
+        """Fix the prompts that are not sent as they are drawn, before the engine runs beside it."""
+        night, what = self.night, "the prompt that ends a start"
+        try:
+            if not correctness.takes_ids(night.results, self.planned.instance):
+                prompts.fix_launch(night, self.planned.cases[0].model)
+            for case in self.planned.cases:
+                level, what = night.suite.level(case), f"workload {case.workload}"
+                prompts.fix(night, case, level.num_requests, self.planned.launch)
+                prompts.fix(night, case, warmup.num_requests(level), PRIMING)
+        except ReferenceFailure as error:
+            raise LaunchError("no_prompt", f"{what}: {error}") from error
 
     def _died(self, case: Case) -> None:
         """Journal that the engine ended, or serves no more, with the last it said."""
@@ -170,7 +174,7 @@ class LiveLaunch:
             engine={**driven.engine, **warm_up},
             calibration=(before, after) if before and after else (),
             prompt_path=night.suite.workload(case.workload).prompts.path,
-            begin_tokens=night.begin_tokens(case, self.planned.launch),
+            begin_tokens=prompts.begin_tokens(night, case, self.planned.launch),
             series=driven.series,
         )
         intended = _intended_hit_rate(requests)

@@ -17,6 +17,7 @@ from headway.engines.launch import HERE, Endpoint, LaunchError, LaunchSpec, laun
 from headway.night import machine, texts, verify
 from headway.night.cores import Cores, kept_to, parted_here
 from headway.night.found import Answer, Found, of_answer
+from headway.night.lab import First
 from headway.night.machine import Kernels
 from headway.night.models import PreparedModel
 from headway.night.plan import PlannedLaunch
@@ -26,8 +27,6 @@ from headway.night.screen import Screen
 from headway.night.watch import Telemetry
 from headway.suite import Instance, Suite
 from headway.workload import extremes
-
-PROGRESS_PERIOD_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +100,7 @@ class RealLab:
             cpus=self.cores.engine,
         )
 
-    def start(self, planned: PlannedLaunch, prompt: tuple[int, ...]) -> RealEngine:
+    def start(self, planned: PlannedLaunch, request: Request) -> RealEngine:
         """Start an engine and wait for its first token; raises LaunchError or OSError."""
         asked = self.suite.instance(planned.instance)
         gpus = self.telemetry.gpus_of(asked, self.device)
@@ -110,7 +109,6 @@ class RealLab:
         resting = self.telemetry.free(gpus)
         with contextlib.ExitStack() as stack:
             endpoint = stack.enter_context(launched(self.spec(planned, gpus)))
-            request = Request(0, prompt, 1)
             first = first_token(endpoint, request)
             launch_s = endpoint.clock_since_start() if endpoint.ours else None
             info = endpoint.info()
@@ -120,9 +118,8 @@ class RealLab:
                 info = replace(info, versions={**info.versions, "image": digest})
             _check_info(info, asked, self.device)
             found = self._probed(endpoint, request, first)
-            ids = first.stream.events[0].token_ids or ()
             live = (stack.pop_all(), gpus, resting)
-            return RealEngine(self, planned, endpoint, info, launch_s, ids, found, *live)
+            return RealEngine(self, planned, endpoint, info, launch_s, _first(first), found, *live)
 
     def _probed(self, endpoint: Endpoint, request: Request, first: Answer) -> Found:
         """Ask what the endpoint understands; LaunchError where its workloads need more."""
@@ -216,3 +213,13 @@ def _check_info(info: EngineInfo, asked: Instance, device: str) -> None:
     ):
         if got is not None and got != want:
             raise LaunchError(f"wrong_{what}", f"{asked.name} runs with {what} {got}, not {want}")
+
+
+def _first(answer: Answer) -> First:
+    """Return what an engine answered first: its ids, or its text where it sends none."""
+    stream = answer.stream
+    ids = stream.events[0].token_ids if stream.events else None
+    if ids:
+        return First(ids, prompt_tokens=stream.prompt_tokens)
+    text = "".join(event.text for event in stream.events)
+    return First(text=text, prompt_tokens=stream.prompt_tokens)

@@ -18,7 +18,7 @@ from headway.engines.launch import Endpoint, LaunchError, tail
 from headway.night import warmup
 from headway.night.cores import kept_to
 from headway.night.found import Answer, Found
-from headway.night.lab import Driven
+from headway.night.lab import Driven, First
 from headway.night.plan import PlannedLaunch
 from headway.night.probe import ENDING_S, first_output, recipient_of
 from headway.night.watch import our_processes
@@ -39,7 +39,7 @@ class RealEngine:
     endpoint: Endpoint
     info: EngineInfo
     launch_s: float | None
-    first_output: tuple[int, ...]
+    first: First
     found: Found
     stack: contextlib.ExitStack
     gpus: tuple[str, ...] = ()

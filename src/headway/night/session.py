@@ -17,11 +17,12 @@ from typing import Any
 
 import headway
 from headway import calibration, codec, correctness, pairs
+from headway.answers import Pair, TextPair
 from headway.calibration import Band
 from headway.core import Calibration, Case, Request
 from headway.engines.servers import launcher_of
 from headway.fingerprint import Machine
-from headway.night import journal, texts
+from headway.night import journal
 from headway.night.lab import Lab
 from headway.night.plan import PlannedLaunch, more_pairs, order
 from headway.night.real import now
@@ -184,12 +185,12 @@ class Night:
             if todo or sample:
                 self._verify(model, todo, sample)
 
-    def _unverified(self, model: str) -> list[correctness.Pair]:
+    def _unverified(self, model: str) -> list[Pair | TextPair]:
         """Return the distinct outputs of a model that the reference has not seen."""
         known = self.results.verifications
         return [pair for pair in correctness.pairs(self.results, model) if pair.key not in known]
 
-    def _verify(self, model: str, todo: list[correctness.Pair], sample: list[Request]) -> None:
+    def _verify(self, model: str, todo: list[Pair | TextPair], sample: list[Request]) -> None:
         with self.lab.reference(model) as running:
             for start in range(0, len(todo), VERIFIED_AT_ONCE):
                 batch = todo[start : start + VERIFIED_AT_ONCE]
@@ -209,27 +210,6 @@ class Night:
         # What a later turn asks for depends on the answers before it.
         first = [one for one in correctness.requests_of(self.results, run) if not one.turn]
         return first[:GENERATED_PER_MODEL]
-
-    def write_texts(self, case: Case, n: int, launch: int) -> None:
-        """Have the first n prompts of a case in a launch as text, if it sends any.
-
-        Raises ReferenceFailure when a text does not give back its ids.
-        """
-        results, prompts = self.results, self.suite.workload(case.workload).prompts
-        if prompts.path not in ("text", "chat"):
-            return
-        known = results.written.get((case.model, case.workload, launch))
-        if known is not None and len(known.ids) >= n:
-            return
-        drawn = correctness.drawn_for(results, case, n, launch)
-        self.say(f"{case.workload}: writing {len(drawn)} prompts as text")
-        with self.lab.writer(case.model) as pen:
-            self.add(texts.written(pen, prompts, drawn, case.model, launch, self.suite.seed))
-
-    def begin_tokens(self, case: Case, launch: int) -> int:
-        """Return how many tokens the model's tokenizer puts before a text; 0 where none is sent."""
-        known = self.results.written.get((case.model, case.workload, launch))
-        return 0 if known is None else len(known.begins)
 
     def finish(self) -> None:
         """Mark the night as complete once nothing that was expected is missing."""

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from headway.answers import Pair, TextPair
 from headway.core import Verification
-from headway.correctness import Pair
+from headway.correctness import WIDEST
 from headway.night.asked import Asked, ReferenceFailure, asked
 from headway.results import Generated
 from headway.workload import pair_key
@@ -21,15 +22,16 @@ class Reference:
 
     process: Asked
 
-    def verify(self, pair: Pair) -> Verification:
-        """Judge one output by one teacher-forced pass."""
-        answer = self.process.ask(
-            op="verify",
-            id=pair.key,
-            prompt=list(pair.prompt),
-            output=list(pair.output),
-            epsilon=0.0,  # what is wrong is judged later, by each instance's own dtype
-        )
+    def verify(self, pair: Pair | TextPair) -> Verification:
+        """Judge one output: ids by one teacher-forced pass, a text by tokens that spell it."""
+        # What is wrong is judged later, by each instance's own dtype.
+        asked: dict[str, Any] = {"id": pair.key, "prompt": list(pair.prompt)}
+        if isinstance(pair, Pair):
+            asked |= {"op": "verify", "output": list(pair.output), "epsilon": 0.0}
+        else:
+            asked |= {"op": "verify_text", "text": pair.text, "max_tokens": pair.num_tokens}
+            asked |= {"ignore_eos": pair.ignore_eos, "epsilon": WIDEST}
+        answer = self.process.ask(**asked)
         if "error" in answer:
             return Verification(pair.key, error=answer["error"])
         return Verification(
@@ -39,7 +41,16 @@ class Reference:
             num_nonargmax=answer["num_nonargmax"],
             min_margin=answer["min_margin"],
             nonargmax=tuple((int(i), float(g), int(r)) for i, g, r in answer["nonargmax"]),
+            by=answer.get("by", "ids"),
+            differs_at=answer.get("differs_at"),
         )
+
+    def ends(self, prompt: tuple[int, ...], max_tokens: int) -> bool:
+        """Whether the greedy answer comes to an end within as many tokens."""
+        answer = self.process.ask(op="ends", prompt=list(prompt), max_tokens=max_tokens)
+        if "error" in answer:
+            raise ReferenceFailure(f"the reference cannot continue a prompt: {answer['error']}")
+        return bool(answer["ends"])
 
     def generate(self, prompt: tuple[int, ...], max_tokens: int, ignore_eos: bool) -> Generated:
         """Have the reference continue a prompt by its own `generate`."""

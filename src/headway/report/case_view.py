@@ -53,9 +53,9 @@ def _outputs(results: Results, case: Case) -> shape.Outputs | None:
     if correctness.why_unverified(results, case) is not None:
         return None
     if case.model not in results.models:
-        return shape.Outputs(0, 0)
+        return shape.Outputs(0, 0, 0)
     found = correctness.equality(results, case)
-    return shape.Outputs(found.num_requests, found.right)
+    return shape.Outputs(found.num_requests, found.right, found.by_text)
 
 
 def _run(results: Results, run: Run, hide: private.Private) -> shape.RunView:

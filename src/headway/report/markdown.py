@@ -60,7 +60,7 @@ def _lines(doc: Document) -> Iterator[str]:
         yield "The night is not finished: what was not measured is missing below."
         yield ""
     yield from _table(doc)
-    for line in table.replaced(doc):
+    for line in (*table.replaced(doc), *table.by_text(doc)):
         yield escape(line)
         yield ""
     notices = list(table.notices(doc))

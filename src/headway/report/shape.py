@@ -6,7 +6,7 @@ and bytes throughout; what is undefined is None, and null in the file.
 Schema history: 1 (2026-11) first. 2 (2026-11) intervals, explanations, what is due, causes.
 3 (2026-11) fill time, expected hit rate, outputs that are not judged. 4 (2026-11) prompt path.
 5 (2026-11) what endpoints understand, notices, cached share; series, cores and GPUs of a launch,
-the GPU's UUID.
+the GPU's UUID; outputs verified by their text.
 """
 
 from __future__ import annotations
@@ -178,10 +178,14 @@ class CellView:
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """How many answers were completed, and how many of them the reference agrees with."""
+    """How many answers were completed, and how many of them the reference agrees with.
+
+    `by_text` of these came without ids, and were judged by tokens that were found to spell them.
+    """
 
     completed: int
     verified: int
+    by_text: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -193,6 +193,17 @@ def notices(document: Document) -> Iterator[str]:
             yield f"{engine.name}: {'; '.join(said)}"
 
 
+def by_text(document: Document) -> Iterator[str]:
+    """Say which outputs came without ids, and were verified by what their text can stand for."""
+    found: dict[str, int] = {}
+    for case in document.cases:
+        if case.outputs is not None and case.outputs.by_text:
+            found[case.instance] = found.get(case.instance, 0) + case.outputs.by_text
+    for instance, outputs in found.items():
+        said = f"{text.count(outputs, 'output')} of {instance} came without ids and"
+        yield f"{said} were verified by text: by tokens that the reference found to spell it"
+
+
 def launch_cells(document: Document) -> tuple[CellView, ...]:
     """Return the cells of launches as a whole: launch time and engine steps."""
     return tuple(cell for cell in document.cells if not cell.level)

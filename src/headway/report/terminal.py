@@ -78,6 +78,7 @@ def _parts(doc: Document, width: int, run: str) -> Iterator[RenderableType]:
     yield from map(line, table.against(doc))
     yield from map(line, table.replaced(doc))
     yield from map(line, table.notices(doc))
+    yield from map(line, table.by_text(doc))
     yield Text("")
     yield from _causes(doc.causes)
     worst = min(doc.summary.verdicts, key=_rank, default="MISSING")

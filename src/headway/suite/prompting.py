@@ -69,8 +69,8 @@ class PromptReader(Reader):
             ):
                 if given:
                     raise self.fail(f"{where}.{key}", "cannot stand before recall prompts")
-            if prompts.send != "ids":
-                message = f"is {prompts.send!r}; recall prompts mean something as 'ids' only"
+            if prompts.send == "chat":
+                message = "is 'chat'; recall prompts mean something by themselves: 'ids' or 'text'"
                 raise self.fail(f"{where}.send", message)
             if shortest < MIN_RECALL_TOKENS:
                 fixed = isinstance(prompts.prompt_tokens, int)

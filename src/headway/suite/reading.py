@@ -131,13 +131,16 @@ class _Reader(GateReader, InstanceReader, LoadReader):
         return tuple(batches)
 
     def _check_understood(self, suite: Suite) -> None:
-        """Refuse what an engine does not understand, before anything starts."""
-        for workload, one in itertools.product(suite.workloads, suite.instances):
-            can = launcher_of(one.kind, one.args).can
-            if workload.prompts.path == "ids" and not can.ids_in:
-                who = f"{one.name} ({one.kind})"
+        """Refuse what an engine's kind does not understand, before anything starts."""
+        for workload, instance in itertools.product(suite.workloads, suite.instances):
+            can, prompts = launcher_of(instance.kind, instance.args).can, workload.prompts
+            where, who = f"workload.{workload.name}", f"{instance.name} ({instance.kind})"
+            if prompts.path == "ids" and not can.ids_in:
                 message = f"is 'ids', which {who} does not take; write send = \"text\""
-                raise self.fail(f"workload.{workload.name}.send", message)
+                raise self.fail(f"{where}.send", message)
+            if not prompts.greedy and not can.sampling:
+                message = f"is {prompts.temperature:g}, and {who} does not sample as each request"
+                raise self.fail(f"{where}.temperature", f"{message} asks; it must be 0")
 
     def _check_references(self, suite: Suite) -> None:
         models: dict[str, str] = {}

@@ -148,6 +148,8 @@ def judge_equality(results: Results, case: Case) -> Judged:
     reason = f"{found.num_requests} outputs, {found.num_tokens} tokens verified"
     if found.num_nonargmax:
         reason += f", {found.num_nonargmax} ties"
+    if found.by_text:
+        reason += f", {found.by_text} outputs by their text"
     if found.wrong:
         verdict, reason = "WRONG", "; ".join(found.wrong[:3])
         reason += f"; and {len(found.wrong) - 3} more" if len(found.wrong) > 3 else ""

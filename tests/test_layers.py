@@ -22,7 +22,7 @@ LAYERS = [
     {"correctness", "pairs", "history", "decisions"},
     {"verdict", "night"},
     {"report", "anchor", "environment", "workspace"},
-    {"outlook", "versus", "proposal"},
+    {"outlook", "versus", "proposal", "available"},
     {"plugin", "upkeep"},
     {"baseline_cli"},
     {"cli"},

@@ -312,7 +312,7 @@ def test_a_truncated_report_is_refused_wherever_it_was_cut(green):
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (lambda d: d.update(schema=1), "has schema 1; this Headway reads 4"),
+        (lambda d: d.update(schema=1), "has schema 1; this Headway reads 5"),
         (lambda d: d.update(format="x"), "is not a report of Headway"),
         (lambda d: d.pop("night"), "report.night is missing"),
         (lambda d: d["cells"][0].pop("unit"), r"report\.cells\[0\]\.unit is missing"),
@@ -429,7 +429,7 @@ def test_the_terminal_ignores_the_environment(slow, monkeypatch):
 def test_one_cause_is_told_once(factory):
     night = factory.make_night({"a": factory.Speed(fails=3), "b": factory.Speed()})
     shown = terminal(report_of(factory, night), 120, color=False)
-    assert shown.count("SLOWER a: 6 of 24 requests failed (6 http_500), at c1, c4 (42 cells)") == 1
+    assert shown.count("SLOWER a: 6 of 24 requests failed (6 http_500), at c1, c4 (44 cells)") == 1
     assert shown.count("requests failed") == 2
     row = next(line for line in shown.splitlines() if line.split()[:1] == ["a"])
     assert row.split()[:2] == ["a", "-"]

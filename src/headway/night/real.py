@@ -14,9 +14,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from headway import arrivals, loadgen, transport
-from headway.core import Case, EngineInfo, Level, Request
+from headway.core import Case, EngineInfo, Level, Request, RequestRecord
 from headway.engines.launch import HERE, Endpoint, LaunchError, LaunchSpec, launched, tail
-from headway.night import machine, texts, verify
+from headway.night import inside, machine, texts, verify
 from headway.night.lab import Driven
 from headway.night.machine import Kernels
 from headway.night.models import PreparedModel
@@ -221,6 +221,21 @@ class RealEngine:
         peak = self.endpoint.peak_rss_bytes() if self.serves() else None
         memory = {} if peak is None else {"peak_rss_bytes": float(peak)}
         return Driven(measured.span_s, measured.records, measured.client, memory)
+
+    def replay(
+        self, case: Case, level: Level, requests: Sequence[Request]
+    ) -> tuple[RequestRecord, ...]:
+        """Have the host serve the same requests inside; nothing where it is not our host."""
+        launcher, suite = self.endpoint.launcher, self.lab.suite
+        if not launcher.can.control:
+            return ()
+        self.lab.screen.status(f"{self.planned.name} {level.name}: replayed inside")
+        if launcher.reset is not None:
+            self.endpoint.post(launcher.reset, {})
+        salt = f"inside/{case.name}"
+        body = inside.body(requests, replace(_recipient(self.endpoint), salt=salt), level)
+        answer = self.endpoint.post(inside.PATH, body, suite.level_timeout_s)
+        return inside.records(requests, answer)
 
     async def _shown(self, case: Case, share: loadgen.Share) -> loadgen.Measured:
         done = 0

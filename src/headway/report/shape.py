@@ -5,6 +5,7 @@ and bytes throughout; what is undefined is None, and null in the file.
 
 Schema history: 1 (2026-11) first. 2 (2026-11) intervals, explanations, what is due, causes.
 3 (2026-11) fill time, expected hit rate, outputs that are not judged. 4 (2026-11) prompt path.
+5 (2026-11) engines left out.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from headway.verdict import Gate, Interval, Verdict
 from headway.verdict.split import EngineSplit
 
 FORMAT = "headway report"
-SCHEMA = 4
+SCHEMA = 5
 
 Key = tuple[str, str, str, str]
 
@@ -38,6 +39,7 @@ class SuiteView:
     """What of the suite a reader needs. `gates` names the metrics that a gate is set on.
 
     `reference` is the instance that others are compared with in pairs, None without one.
+    `left_out` says which optional engines could not be had, and why.
     """
 
     name: str
@@ -49,6 +51,7 @@ class SuiteView:
     resolution: float
     limits: tuple[Limit, ...]
     reference: str | None
+    left_out: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from headway import verdict
-from headway.report import table, text
+from headway.report import beside, table, text
 from headway.report.document import parse
 from headway.report.shape import CauseView, Document
 from headway.report.table import Row
@@ -74,6 +74,7 @@ def _parts(doc: Document, width: int, run: str) -> Iterator[RenderableType]:
     if groups:
         yield _table(groups, width)
     yield from map(line, _launch_lines(doc))
+    yield from map(line, beside.lines(doc))
     yield from map(line, table.against(doc))
     yield from map(line, table.replaced(doc))
     yield Text("")

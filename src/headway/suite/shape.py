@@ -185,6 +185,7 @@ class Suite:
 
     `equal` are the settings that engines with `tuning = "equal"` share. With `replay_inside` each
     level of an engine that we host is measured once more without HTTP, for what that costs.
+    `left_out` says which optional engines are not among the instances, and why.
     """
 
     name: str
@@ -206,6 +207,7 @@ class Suite:
     calibrate: bool = True
     equal: Mapping[str, Any] = field(default_factory=dict)
     replay_inside: bool = False
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
     def instance(self, name: str) -> Instance:
         """Return the instance of that name."""

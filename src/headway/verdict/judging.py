@@ -33,6 +33,7 @@ def judge(results: Results, memory: Memory) -> tuple[Judged, ...]:
             cells += [
                 judge_cell(results, case, m, memory, paired.get((case, m.name)))
                 for m in applicable(results.suite, case)
+                if not m.where_known or _known(results, case, m)
             ]
             cells.append(judge_equality(results, case))
     for instance in dict.fromkeys(name for name, _, _ in results.expected):
@@ -48,6 +49,12 @@ def judge(results: Results, memory: Memory) -> tuple[Judged, ...]:
 def applicable(suite: Suite, case: Case) -> list[Metric]:
     """Return the metrics that a case has."""
     return [metric for metric in metrics.TABLE.values() if applies(suite, case, metric)]
+
+
+def _known(results: Results, case: Case, metric: Metric) -> bool:
+    """Whether a case has a metric that only some engines have, or a limit says that it must."""
+    limited = any(one.metric == metric.name and one.covers(case) for one in results.suite.limits)
+    return limited or any(s.value is not None for s in results.samples(case, metric))
 
 
 def judge_cell(

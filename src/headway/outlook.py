@@ -194,7 +194,7 @@ def _minutes(loaded: Suite, known: Known) -> Iterable[str]:
         each = known.seconds / launches / 60
     else:
         tokens = sum(
-            output
+            output * (2 if loaded.replay_inside and level.closed else 1)
             for workload in loaded.workloads
             for level in workload.levels
             for _, output in lengths_of(workload.prompts, level.num_requests, loaded.seed)

@@ -3,12 +3,13 @@
 # make lint    ruff and mypy
 # make prove   the suite smoke over 20 seeds, and with slowdowns planted: a quarter of an hour
 #              (ARGS=fake_pairs: the same of the reference gate; hf_pairs: with a real model)
+# make kills   SIGKILL at random moments, and what it leaves (ARGS="fake 45")
 # make bench-detectors  our gates and others' on simulated nights (docs/detectors.md; ARGS="--seconds 60")
 # make bench-load  our load generator and others' against a server whose truth is known (docs/load.md;
 #              ARGS="--install" gets the others)
 # Set-up needs Python 3.11 or later (PYTHON=/path/to/python to choose one) and a package index.
 
-.PHONY: perf test prove bench-detectors bench-load lint format setup tools python wheel wheel-check clean
+.PHONY: perf test prove kills bench-detectors bench-load lint format setup tools python wheel wheel-check clean
 .DEFAULT_GOAL := help
 
 NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
@@ -37,6 +38,9 @@ test: setup
 
 prove: setup
 	.venv/bin/python tests/prove.py $(ARGS)
+
+kills: setup
+	.venv/bin/python tests/kills.py $(ARGS)
 
 bench-load: setup
 	.venv/bin/python bench/load $(ARGS)

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeVar, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, get_args, get_type_hints
 
 from headway.core import EngineInfo, FinishReason
+
+if TYPE_CHECKING:
+    from headway.engines.host.inside import Schedule
 
 Phase = Literal["prefill", "decode"]
 
@@ -104,6 +107,12 @@ class Backend(Protocol):
 
     async def control(self, phase: Phase, batch: int, length: int) -> float:
         """Run `Engine.time_step`; raises its ValueError, or RuntimeError when the engine ended."""
+
+    async def replay(self, schedule: Schedule) -> dict[str, Any]:
+        """Serve a schedule without the front; returns `inside.Replay.answer`.
+
+        Raises RuntimeError when the engine ended; cancelled, the engine forgets what is left of it.
+        """
 
     async def stats(self) -> Mapping[str, float]:
         """The engine's gauges and counters; empty when it has ended."""

@@ -17,10 +17,12 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from typing import Any
 
 from headway import __version__
 from headway.core import EngineInfo, FinishReason
 from headway.engines.contract import Departure, Output, Phase, Submission, parse_options
+from headway.engines.host.inside import Schedule, replay
 
 VOCAB_SIZE = 1000
 FIRST_ID = 10  # the ids below are never generated
@@ -290,6 +292,10 @@ class FakeBackend:
     async def control(self, phase: Phase, batch: int, length: int) -> float:
         """Return the closed-form time of a step; nothing is waited for."""
         return self._plan.step_s(phase, length)
+
+    async def replay(self, schedule: Schedule) -> dict[str, Any]:
+        """Serve a schedule without the front."""
+        return await replay(schedule, self.submit, self.abort, self._clock)
 
     async def stats(self) -> Mapping[str, float]:
         """How many requests run and wait."""

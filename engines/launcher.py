@@ -112,13 +112,14 @@ class Launcher:
     `command` gives the command that serves a spec on a port (None: it runs already, elsewhere);
     `env` what its processes need in their environment; `config` the content of a file that is
     written to `spec.config` before (None: it needs none). `health` answers 200 when it serves,
-    `models` lists what it serves, as OpenAI does. `info` reads back from the running engine who it is. `can` is what its documentation says. It
-    empties its prefix cache by a POST to `reset`, if it has that, and says how it is at `metrics`,
-    which may answer 404. `equal` names its own argument for each of `SETTINGS` that it has; `not
-    NAME` is one that means the opposite. `served` is the name by which it must list the model
-    (None: whatever the one model is called that it lists). Its `environment` is one that we make,
-    or is given by the suite, or it needs no Python. `image`: its command runs in an image as well;
-    `container` is what its vendor has a container given.
+    `models` lists what it serves, as OpenAI does. `info` reads back from the running engine who it
+    is. `can` is what its documentation says. It empties its prefix cache by a POST to `reset`, if
+    it has that, and says how it is at `metrics`, which may answer 404. `equal` names its own
+    argument for each of `SETTINGS` that it has; `not NAME` is one that means the opposite. `served`
+    is the name by which it must list the model (None: whatever the one model is called that it
+    lists). Its `environment` is one that we make, or is given by the suite, or it needs no Python.
+    `image`: its command runs in an image as well; `container` is what its vendor has a container
+    given.
     """
 
     command: Callable[[LaunchSpec, int], list[str]] | None

@@ -22,6 +22,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 GRACE_S = 10.0
@@ -36,8 +37,10 @@ def _prctl(option: int, value: int) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 
-def _die_with_parent() -> None:
+def _die_with(parent: int) -> None:
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it was killed before it could be watched
+        os._exit(1)
 
 
 def descendants(pid: int) -> list[int]:
@@ -104,9 +107,10 @@ def main(command: list[str]) -> int:
         os.sched_setaffinity(0, map(int, options["--cpus"].split(",")))
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: None)
+    die_with_us = partial(_die_with, os.getpid())
     try:
         child = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_die_with_parent
+            command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=die_with_us
         )
     except OSError as error:
         sys.stderr.write(f"{command[0]} cannot be started: {error.strerror}\n")

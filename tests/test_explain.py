@@ -493,7 +493,7 @@ def test_a_moved_machine_is_one_cause_for_every_engine(factory: ModuleType) -> N
 def test_failed_requests_are_one_cause_and_no_slowdown(factory: ModuleType) -> None:
     night = factory.make_night({"a": factory.Speed(fails=3), "b": factory.Speed()})
     first, *rest = causes(factory.judge(night))
-    assert first.headline == "SLOWER a: 6 of 24 requests failed (6 http_500), at c1, c4 (42 cells)"
+    assert first.headline == "SLOWER a: 6 of 24 requests failed (6 http_500), at c1, c4 (44 cells)"
     assert {c.verdict for c in rest} == {"RECORDING"}
 
 

@@ -545,3 +545,89 @@ def test_wrong_arguments_are_usage_errors(tmp_path: Path) -> None:
         done = subprocess.run([*command, *more], capture_output=True, text=True, check=False)
         assert done.returncode == 2
         assert said in done.stderr.splitlines()[-1]
+
+
+# Without HTTP: the same bodies, served inside.
+
+
+def replayed(host: Host, *prompts: object, **fields: object) -> tuple[int, Any]:
+    requests = [body(prompt=prompt, stream=True, ignore_eos=True) for prompt in prompts]
+    status, answer, _ = host.ask("/headway/replay", {"requests": requests, **fields})
+    return status, answer
+
+
+@pytest.mark.parametrize("kind", ["fake", "counter"])
+def test_requests_are_replayed_inside(kind: str, request: pytest.FixtureRequest) -> None:
+    host: Host = request.getfixturevalue(kind)
+    prompts = [[11, 12], [13], "<14><15>", [16], [17]]
+    if kind == "counter":
+        prompts[2] = [14, 15]
+    before_s = time.monotonic()
+    status, answer = replayed(host, *prompts, concurrency=2, slots_s=[0.005, 0.01])
+    assert status == 200
+    lives = answer["requests"]
+    assert before_s <= answer["start_s"]
+    assert lives[0]["due_s"] == answer["start_s"] + 0.005
+    assert [sum(n for _, n in life["departed"]) for life in lives] == [5] * 5
+    for place, life in enumerate(lives):
+        assert life["due_s"] <= life["arrived_s"] <= life["departed"][0][0]
+        assert life["finish_reason"] == "length"
+        assert life["ended_s"] == life["departed"][-1][0] <= time.monotonic()
+        together = [x for x in lives[:place] if x["ended_s"] > life["arrived_s"]]
+        assert len(together) < 2
+    assert host.ask("/v1/completions", body())[0] == 200
+
+
+def test_what_cannot_be_replayed_is_refused(fake: Host) -> None:
+    for fields, says in (
+        ({"requests": []}, "requests must be a list of at least one"),
+        ({"concurrency": 0}, "concurrency must be from 1 to"),
+        ({"slots_s": [0.0, 0.0]}, "slots_s must be 1 numbers of seconds"),
+        ({"slots_s": [-1.0]}, "slots_s must be 1 numbers of seconds"),
+        ({"requests": [body(), body(prompt=[5000])]}, "requests[1]: prompt holds token id 5000"),
+        ({"requests": [body(model="other")]}, "requests[0]: model 'other' is not served here"),
+        ({"requests": ["text"]}, "requests[0]: the body must be a JSON object"),
+        ({"rate": 3}, 'unknown field "rate"'),
+    ):
+        asked = {"requests": [body()], "concurrency": 1, **fields}
+        status, answer, _ = fake.ask("/headway/replay", asked)
+        assert 400 <= status < 500
+        assert says in answer["error"]["message"]
+
+
+@pytest.mark.parametrize("kind", ["fake", "step_engine:Counter"])
+def test_a_replay_has_the_engine_to_itself_until_its_client_goes(
+    start: Callable[..., Host], kind: str
+) -> None:
+    host = start(kind, STALLED if kind == "fake" else {}).wait_until_ready()
+    content = json.dumps({"requests": [body(prompt=[902])] * 3, "concurrency": 1}).encode()
+    head = f"POST /headway/replay HTTP/1.1\r\nHost: x\r\nContent-Length: {len(content)}\r\n\r\n"
+    with host.raw() as sock:
+        sock.sendall(head.encode() + content)
+        eventually(lambda: host.metric("num_requests_running") == 1)
+        status, answer = replayed(host, [11], concurrency=1)
+        assert (status, answer["error"]["message"]) == (
+            409,
+            "requests are replayed on an idle engine; a replay runs",
+        )
+        assert host.ask("/v1/completions", body())[0] == 409
+        step = {"phase": "decode", "batch": 1, "length": 8}
+        assert host.ask("/headway/step", step)[0] == 409
+    eventually(lambda: host.ask("/v1/completions", body())[0] == 200)
+    assert replayed(host, [11], concurrency=1)[0] == 200
+    with host.raw() as sock:
+        sock.sendall(http_request(body(stream=True, prompt=[902], max_tokens=5000)))
+        read_to(sock, b"data: ")
+        assert replayed(host, [11], concurrency=1)[1]["error"]["message"].endswith("1 requests run")
+
+
+def test_an_engine_that_ends_in_a_replay_says_why(counter: Host) -> None:
+    status, answer = replayed(counter, [11], [900], concurrency=2)
+    assert status == 500
+    assert "the cache is on fire" in answer["error"]["message"]
+    assert counter.process.wait(30) == 1
+
+
+def test_a_request_that_is_refused_in_a_replay_fails_alone(counter: Host) -> None:
+    _, answer = replayed(counter, [901], [12], concurrency=1)
+    assert [life["error"] for life in answer["requests"]] == ["901 is not to my taste", None]

@@ -444,7 +444,7 @@ def test_the_terminal_ignores_the_environment(slow, monkeypatch):
 def test_one_cause_is_told_once(factory):
     night = factory.make_night({"a": factory.Speed(fails=3), "b": factory.Speed()})
     shown = terminal(report_of(factory, night), 120, color=False)
-    assert shown.count("SLOWER a: 6 of 24 requests failed (6 http_500), at c1, c4 (42 cells)") == 1
+    assert shown.count("SLOWER a: 6 of 24 requests failed (6 http_500), at c1, c4 (44 cells)") == 1
     assert shown.count("requests failed") == 2
     row = next(line for line in shown.splitlines() if line.split()[:1] == ["a"])
     assert row.split()[:2] == ["a", "-"]

@@ -127,6 +127,12 @@ class SimulatedEngine:
         client = {"loop_lag_p99_s": 0.0005, "cpu_share": 0.05}
         return Driven(span_s, records, client, {"peak_rss_bytes": 2.0**28})
 
+    def replay(
+        self, case: Case, level: Level, requests: Sequence[Request]
+    ) -> tuple[RequestRecord, ...]:
+        """Return nothing: it has no process to replay in."""
+        return ()
+
     def serves(self) -> bool:
         """Say yes: it never dies."""
         return True

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import itertools
 import json
+import math
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,18 +17,21 @@ from headway.engines.contract import Backend, Phase, Submission
 from headway.engines.host.answer import Answer, Ended, StreamResponse, WholeResponse
 from headway.engines.host.chunks import Shape
 from headway.engines.host.http import HttpRequest, Reply
+from headway.engines.host.inside import Schedule
 from headway.engines.host.metrics import CONTENT_TYPE, Counts, render
 from headway.engines.host.openai import (
     Ask,
     BadRequestError,
     parse_ask,
     parse_object,
+    read_ask,
     require_whole,
 )
 from headway.engines.host.text import Transcript
 from headway.engines.models.folder import ModelError
 
 STEP_FIELDS = ("phase", "batch", "length")
+REPLAY_FIELDS = ("requests", "concurrency", "slots_s")
 
 
 class Tokenizer(Protocol):
@@ -79,6 +83,7 @@ class Front:
         self._numbers = itertools.count(1)
         self._counts = Counts()
         self._step_s = 0.0
+        self._replaying = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._started_at = int(time.time())
         self._get: dict[str, Callable[[Reply], None]] = {
@@ -94,6 +99,7 @@ class Front:
             "/v1/completions": lambda reply, body: self._complete(reply, body, chat=False),
             "/v1/chat/completions": lambda reply, body: self._complete(reply, body, chat=True),
             "/headway/step": lambda reply, body: self._later(reply, self._step(reply, body)),
+            "/headway/replay": self._replay,
         }
 
     async def live(self) -> str:
@@ -179,10 +185,65 @@ class Front:
         batch = require_whole(body, "batch", 1, 2**20)
         length = require_whole(body, "length", 1, self._limits.context_length)
         self._require_up()
-        if self._unfinished:
-            message = f"a step is timed on an idle engine; {len(self._unfinished)} requests run"
-            raise BadRequestError(409, message)
+        self._require_idle("a step is timed")
         return phase, batch, length
+
+    def _require_idle(self, what: str) -> None:
+        busy = f"{len(self._unfinished)} requests run" if self._unfinished else ""
+        busy = "a replay runs" if self._replaying else busy
+        if busy:
+            raise BadRequestError(409, f"{what} on an idle engine; {busy}")
+
+    def _replay(self, reply: Reply, content: bytes) -> None:
+        """Serve requests in the engine itself; a client that goes away ends that."""
+        schedule = self._schedule(content)
+        self._replaying = True
+        self._later(reply, self._replayed(reply, schedule))
+
+    async def _replayed(self, reply: Reply, schedule: Schedule) -> None:
+        work = asyncio.ensure_future(self._backend.replay(schedule))
+
+        def gone() -> None:
+            work.cancel()
+
+        reply.on_disconnect = gone
+        try:
+            answer = await work
+        except RuntimeError as error:
+            reply.refuse(500, str(error))
+        except asyncio.CancelledError:
+            pass  # nobody waits for it any more
+        else:
+            _send_json(reply, answer)
+        finally:
+            self._replaying = False
+
+    def _schedule(self, content: bytes) -> Schedule:
+        body = parse_object(content, REPLAY_FIELDS)
+        concurrency = require_whole(body, "concurrency", 1, self._limits.max_unfinished)
+        slots_s = body.get("slots_s", [0.0] * concurrency)
+        if not (
+            isinstance(slots_s, list)
+            and len(slots_s) == concurrency
+            and all(type(at_s) in (int, float) and 0 <= at_s < math.inf for at_s in slots_s)
+        ):
+            message = f"slots_s must be {concurrency} numbers of seconds, one for each slot"
+            raise BadRequestError(400, message, "slots_s")
+        tokenizer = self._require_up()
+        self._require_idle("requests are replayed")
+        given = body.get("requests")
+        if not isinstance(given, list) or not given:
+            raise BadRequestError(400, "requests must be a list of at least one", "requests")
+        submissions = []
+        for number, one in enumerate(given):
+            try:
+                ask = read_ask(one, chat=isinstance(one, dict) and "messages" in one)
+                submissions.append(self._submission(ask, tokenizer))
+            except BadRequestError as error:
+                raise BadRequestError(
+                    error.status, f"requests[{number}]: {error.message}", "requests"
+                ) from None
+        return Schedule(tuple(submissions), tuple(map(float, slots_s)))
 
     def _require_up(self) -> Tokenizer:
         if self._down is not None or self._tokenizer is None:
@@ -191,15 +252,14 @@ class Front:
 
     def _complete(self, reply: Reply, content: bytes, chat: bool) -> None:
         tokenizer = self._require_up()
+        if self._replaying:
+            raise BadRequestError(409, "a replay runs, and nothing beside it")
         if len(self._unfinished) >= self._limits.max_unfinished:
             self._counts.refused += 1
             message = f"{len(self._unfinished)} requests are unfinished, the most that are taken on"
             reply.refuse(429, message, Retry_After="1")
             return
         ask = parse_ask(content, chat)
-        if ask.model != self._served_name:
-            message = f"model {ask.model[:100]!r} is not served here; {self._served_name!r} is"
-            raise BadRequestError(404, message, "model")
         submission = self._submission(ask, tokenizer)
         shape = Shape(submission.id, int(time.time()), ask.model, chat, ask.return_token_ids)
         prompt = submission.prompt_token_ids
@@ -216,6 +276,9 @@ class Front:
         self._backend.submit(submission, answer.deliver)
 
     def _submission(self, ask: Ask, tokenizer: Tokenizer) -> Submission:
+        if ask.model != self._served_name:
+            message = f"model {ask.model[:100]!r} is not served here; {self._served_name!r} is"
+            raise BadRequestError(404, message, "model")
         ids = self._prompt_ids(ask, tokenizer)
         room = self._limits.context_length - len(ids)
         max_tokens = room if ask.max_tokens is None else ask.max_tokens

@@ -22,11 +22,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from headway.engines.contract import Engine, Output
+from headway.engines.contract import Engine, Output, Submission
+from headway.engines.host.inside import Replay
 from headway.engines.host.wire import (
     Lines,
     Message,
     out_message,
+    read_schedule,
     read_submission,
     ready_message,
     to_line,
@@ -97,6 +99,7 @@ class Loop:
         self._front = front
         self._lines = Lines()
         self._arrived_s: dict[int, float] = {}
+        self._replay: Replay | None = None
 
     def run(self) -> None:
         """Serve until the front closes the socket."""
@@ -105,11 +108,17 @@ class Loop:
                 self._take(message)
             if self._engine.has_work():
                 self._send_out(self._engine.step())
+            if self._replay is not None:
+                self._go_on_with(self._replay)
 
     def _read(self) -> bytes | None:
         """What is there, which may be nothing while there is work; None when the front is gone."""
         pieces: list[bytes] = []
-        flags = socket.MSG_DONTWAIT if self._engine.has_work() else 0
+        idle = not self._engine.has_work()
+        next_s = None if self._replay is None else self._replay.next_s
+        if idle and next_s is not None:
+            select.select([self._front], [], [], max(0.0, next_s - time.monotonic()))
+        flags = 0 if idle and next_s is None else socket.MSG_DONTWAIT
         try:
             # A burst of long prompts is more than one read holds; all of it came before this step.
             while len(pieces) < MOST_READS:
@@ -128,6 +137,13 @@ class Loop:
         elif "abort" in message:
             self._arrived_s.pop(message["abort"], None)
             self._engine.abort(message["abort"])
+        elif "replay" in message:
+            self._replay = Replay(read_schedule(message["replay"]), time.monotonic())
+        elif "stop" in message:
+            if self._replay is not None:
+                for id in self._replay.in_flight:
+                    self._engine.abort(id)
+                self._end(self._replay)
         elif "step" in message:
             self._front.sendall(to_line(self._time_step(message["step"])))
         else:
@@ -136,6 +152,20 @@ class Loop:
     def _add(self, fields: Message) -> None:
         submission = read_submission(fields)
         self._arrived_s[submission.id] = time.monotonic()
+        self._submit(submission)
+
+    def _go_on_with(self, replay: Replay) -> None:
+        """Fill the slots that are free, or answer: nothing of a replay passes through the front."""
+        for submission in replay.due(time.monotonic):
+            self._submit(submission)
+        if replay.done:
+            self._end(replay)
+
+    def _end(self, replay: Replay) -> None:
+        self._replay = None
+        self._front.sendall(to_line({"replayed": replay.answer()}))
+
+    def _submit(self, submission: Submission) -> None:
         try:
             self._engine.add(submission)
         except ValueError as error:
@@ -151,6 +181,9 @@ class Loop:
 
     def _send_out(self, outputs: list[Output]) -> None:
         at_s = time.monotonic()
+        if self._replay is not None:
+            for output in outputs:
+                self._replay.left(output, at_s)
         # An engine that works ahead may still have something for a request that was aborted.
         known = [output for output in outputs if output.id in self._arrived_s]
         if known:

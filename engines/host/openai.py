@@ -78,7 +78,12 @@ class Ask:
 
 def parse_ask(content: bytes, chat: bool) -> Ask:
     """Return what a completions or chat body asks; raises BadRequestError."""
-    body = parse_object(content, CHAT_FIELDS if chat else COMPLETION_FIELDS)
+    return read_ask(_read_json(content), chat)
+
+
+def read_ask(given: object, chat: bool) -> Ask:
+    """Return what a body asks, as the JSON value that it is; raises BadRequestError."""
+    body = _read_object(given, CHAT_FIELDS if chat else COMPLETION_FIELDS)
     for name, neutral in NEUTRAL.items():
         if body.get(name, neutral) != neutral or isinstance(body.get(name), bool):
             raise BadRequestError(400, f"{name} must be {neutral}, not {_shown(body[name])}", name)
@@ -103,10 +108,18 @@ def parse_ask(content: bytes, chat: bool) -> Ask:
 
 def parse_object(content: bytes, allowed: tuple[str, ...]) -> dict[str, Any]:
     """Return a JSON object without its null fields; BadRequestError for what is not allowed."""
+    return _read_object(_read_json(content), allowed)
+
+
+def _read_json(content: bytes) -> object:
     try:
-        body = json.loads(content)
+        value: object = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise BadRequestError(400, f"the body is not JSON: {error}") from None
+    return value
+
+
+def _read_object(body: object, allowed: tuple[str, ...]) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise BadRequestError(400, f"the body must be a JSON object, not {_shown(body)}")
     for name in body:

@@ -9,15 +9,18 @@ import socket
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from headway.core import EngineInfo
 from headway.engines.contract import Departure, Output, Phase, Submission
+from headway.engines.host.inside import Schedule
 from headway.engines.host.wire import (
     Lines,
     Message,
     add_message,
     read_departures,
     read_info,
+    replay_message,
     to_line,
 )
 
@@ -38,6 +41,7 @@ class ProcessBackend:
         self._transport: asyncio.Transport | None = None
         self._open: dict[int, tuple[Deliver, float]] = {}
         self._controls: deque[asyncio.Future[float]] = deque()
+        self._replays: deque[asyncio.Future[dict[str, Any]]] = deque()
         self._stats: deque[asyncio.Future[Mapping[str, float]]] = deque()
         self._last_line = ""
         self._closing = False
@@ -89,6 +93,19 @@ class ProcessBackend:
         self._send({"step": {"phase": phase, "batch": batch, "length": length}})
         return await future
 
+    async def replay(self, schedule: Schedule) -> dict[str, Any]:
+        """Have the engine process serve a schedule by itself."""
+        if self._cause.done():
+            raise RuntimeError(self._cause.result())
+        future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._replays.append(future)
+        self._send(replay_message(schedule))
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self._send({"stop": True})  # it answers all the same
+            raise
+
     async def stats(self) -> Mapping[str, float]:
         """Ask the engine process; it answers between two steps."""
         if self._cause.done():
@@ -130,6 +147,10 @@ class ProcessBackend:
             self._controls.popleft().set_result(message["seconds"])
         elif "refused" in message:
             self._controls.popleft().set_exception(ValueError(message["refused"]))
+        elif "replayed" in message:
+            future = self._replays.popleft()
+            if not future.done():  # nobody waits for one that was stopped
+                future.set_result(message["replayed"])
         else:
             self._stats.popleft().set_result(message["stats"])
 
@@ -170,6 +191,9 @@ class ProcessBackend:
         self._open.clear()
         for control in self._controls:
             control.set_exception(RuntimeError(cause))
+        for replay in self._replays:
+            if not replay.done():
+                replay.set_exception(RuntimeError(cause))
         for stats in self._stats:
             stats.set_result({})
 

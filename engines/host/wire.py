@@ -1,7 +1,8 @@
 """What the two processes say to each other: a JSON object a line, over a socket pair.
 
-To the engine: add, abort, step, stats. From it: ready, out, refused (a step it can't time),
-seconds, stats. Everything that leaves in one step of the engine is one line.
+To the engine: add, abort, step, stats, replay, stop (the replay). From it: ready, out, refused (a
+step it can't time), seconds, stats, replayed. Everything that leaves in one step of the engine is
+one line.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 
 from headway.core import EngineInfo
 from headway.engines.contract import Departure, Output, Submission
+from headway.engines.host.inside import Schedule
 
 Message = dict[str, Any]
 
@@ -46,6 +48,17 @@ def add_message(submission: Submission) -> Mapping[str, object]:
 def read_submission(fields: Message) -> Submission:
     """Return what `add_message` asked."""
     return Submission(**{**fields, "prompt_token_ids": tuple(fields["prompt_token_ids"])})
+
+
+def replay_message(schedule: Schedule) -> Mapping[str, object]:
+    """Ask the engine to serve a schedule by itself."""
+    return {"replay": asdict(schedule)}
+
+
+def read_schedule(fields: Message) -> Schedule:
+    """Return what `replay_message` asked."""
+    submissions = tuple(map(read_submission, fields["submissions"]))
+    return Schedule(submissions, tuple(fields["slots_s"]))
 
 
 def ready_message(info: EngineInfo) -> Mapping[str, object]:

@@ -192,11 +192,12 @@ def _pytest(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
 
 def plan(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
     """`headway plan SUITE`."""
-    from headway import outlook, suite
+    from headway import available, environment, outlook, suite
     from headway.plugin.files import earlier_nights, suite_folders
 
     try:
         loaded = suite.load(suite.find(arguments.suite, suite_folders()), arguments.set)
+        loaded = available.available(loaded, (), environment.default_home(), sys.stderr.write)
         outlook.check(loaded)
     except suite.SuiteError as error:
         raise UsageFailure(str(error)) from error

@@ -262,9 +262,9 @@ class Capabilities:
     `sampling`: each request's own temperature, top_p and seed hold.
     `fields` are sent in every request: what asks for ids, and what pins each default of sampling
     that its model's or its own configuration would set otherwise; `completions_fields` in those to
-    the completions endpoint only. `top_p_of_1`: a top_p that cuts nothing off may be said. `past_end` are
-    sent in those that are to go on past their end. `salt` is the field that keeps a request out of the prefix cache of those with another value (None: it
-    has none).
+    the completions endpoint only; `past_end` in those that are to go on past their end.
+    `top_p_of_1`: a top_p that cuts nothing off may be said. `salt` is the field that keeps a
+    request out of the prefix cache of those with another value (None: it has none).
     """
 
     ids_in: bool = True

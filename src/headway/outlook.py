@@ -54,6 +54,9 @@ def check(loaded: Suite) -> None:
         if name not in metrics.ALL:
             allowed = ", ".join(metrics.ALL)
             raise SuiteError(f"{loaded.path}: {key} is {name!r}; allowed: {allowed}")
+        if metrics.ALL[name].inside_only and not key.startswith("limit"):
+            message = f"{key} holds {name!r}, which lies around 0: only a limit can gate on it"
+            raise SuiteError(f"{loaded.path}: {message}")
     for index, limit in enumerate(loaded.limits):
         if not any(limit.covers(case) for case in _cases_of(loaded, limit.metric)):
             raise SuiteError(
@@ -83,6 +86,8 @@ def _why_none(loaded: Suite, limit: Limit) -> str:
         return "it belongs to a launch as a whole: name neither workload nor level"
     if metrics.ALL[metric].closed_loop_only:
         return "in open loop it is the arrival rate: gate on latency or success_rate there"
+    if metrics.ALL[metric].inside_only:
+        return "say suite.replay_inside = true"
     if metrics.ALL[metric].slo_only:
         return "its workload has no slo"
     return "no case has it"
@@ -99,6 +104,7 @@ def describe(loaded: Suite, known: Known) -> str:
         f"{sum(len(item.cases) for item in launches)} Runs, {cells} cells",
         "",
     ]
+    lines += [f"  left out: {name}: {why}" for name, why in loaded.left_out.items()]
     lines += [
         f"  {n:2}. {item.name:24} {' '.join(case.level for case in item.cases)}"
         for n, item in enumerate(launches, 1)
@@ -199,7 +205,7 @@ def _minutes(loaded: Suite, known: Known) -> Iterable[str]:
         each = known.seconds / launches / 60
     else:
         tokens = sum(
-            output
+            output * (2 if loaded.replay_inside and level.closed else 1)
             for workload in loaded.workloads
             for level in workload.levels
             for _, output in lengths_of(workload.prompts, level.num_requests, loaded.seed)

@@ -163,7 +163,8 @@ class Results:
 
         starts = (r.launch_s or 0.0 for r in self.launches if counts(r.instance))
         runs = [run for run in self.runs if counts(run.case.instance)]
-        spans = (run.span_s + run.engine.get("warmup_s", 0.0) for run in runs)
+        beside = ("warmup_s", "inside_s")
+        spans = (run.span_s + sum(run.engine.get(key, 0.0) for key in beside) for run in runs)
         return math.fsum((*starts, *spans))
 
     def ran_out(self, case: Case, last: int | None = None) -> str | None:
@@ -266,7 +267,7 @@ def applies(suite: Suite, case: Case, metric: Metric) -> bool:
     """Whether a case has a metric.
 
     Throughput in open loop is the arrival rate; of a single token there is no time per further
-    one; and what is good is for an SLO to say.
+    one; what is good is for an SLO to say; and what HTTP costs is not known without a replay.
     """
     level = suite.level(case)
     prompts = suite.workload(case.workload).prompts
@@ -275,6 +276,7 @@ def applies(suite: Suite, case: Case, metric: Metric) -> bool:
         (level.closed or not metric.closed_loop_only)
         and not (one_token and metric.further_tokens_only)
         and (level.slo is not None or not metric.slo_only)
+        and (suite.replay_inside or not metric.inside_only)
     )
 
 

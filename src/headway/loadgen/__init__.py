@@ -2,7 +2,7 @@
 
 from headway.loadgen.conversation import Conversation, conversations, singles
 from headway.loadgen.drive import Drive, Progress, Sent, drive
-from headway.loadgen.payload import Recipient, payload
+from headway.loadgen.payload import Recipient, body, payload
 from headway.loadgen.records import records
 from headway.loadgen.share import Measured, Share, measure, merged, split
 from headway.loadgen.spool import SPILL_BYTES
@@ -17,6 +17,7 @@ __all__ = [
     "Recipient",
     "Sent",
     "Share",
+    "body",
     "conversations",
     "drive",
     "measure",

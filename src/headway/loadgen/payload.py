@@ -27,17 +27,22 @@ class Recipient:
 
 def payload(request: Request, recipient: Recipient) -> bytes:
     """Serialize a request."""
-    body = _body(request, recipient) if request.body is None else _given(request, recipient)
-    if recipient.can.usage_in_stream:
-        body.setdefault("stream_options", {"include_usage": True})
-    if recipient.can.salt is not None and recipient.salt is not None:
-        body.setdefault(recipient.can.salt, recipient.salt)
     key = recipient.api_key
     headers = {"Authorization": f"Bearer {key}"} if key else {}
-    return recipient.target.post(request.endpoint, body, headers)
+    return recipient.target.post(request.endpoint, body(request, recipient), headers)
 
 
-def _body(request: Request, recipient: Recipient) -> dict[str, Any]:
+def body(request: Request, recipient: Recipient) -> dict[str, Any]:
+    """Return what is sent of a request, as JSON values."""
+    made = _made(request, recipient) if request.body is None else _given(request, recipient)
+    if recipient.can.usage_in_stream:
+        made.setdefault("stream_options", {"include_usage": True})
+    if recipient.can.salt is not None and recipient.salt is not None:
+        made.setdefault(recipient.can.salt, recipient.salt)
+    return made
+
+
+def _made(request: Request, recipient: Recipient) -> dict[str, Any]:
     can = recipient.can
     body: dict[str, Any] = {
         "model": recipient.model,

@@ -40,6 +40,15 @@ def e2el_sent_s(record: RequestRecord) -> float | None:
     return None if late is None else late + decoding_s(record)
 
 
+def protocol_s(record: RequestRecord) -> float | None:
+    """E2EL − (the engine's last departure − the request's arrival there); None without stamps."""
+    whole, arrived_s = e2el_s(record), record.engine_arrived_s
+    left_s = record.events[-1].engine_at_s if record.events else None
+    if whole is None or arrived_s is None or left_s is None:
+        return None
+    return whole - (left_s - arrived_s)
+
+
 def output_tokens(record: RequestRecord) -> int | None:
     """Tokens generated: the server's usage, else the ids or counts of its events."""
     if record.completion_tokens is not None:

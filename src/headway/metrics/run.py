@@ -227,6 +227,12 @@ def gpu_memory(run: Run) -> float | None:
     return run.engine.get("gpu_memory_peak_bytes")
 
 
+def protocol_cost(run: Run) -> float | None:
+    """1 − output throughput / that of the replay inside; None where there was none."""
+    inside, outside = run.engine.get("inside_output_throughput"), output_throughput(run)
+    return None if outside is None or not inside else 1 - outside / inside
+
+
 def peak_memory(run: Run) -> float | None:
     """Peak resident memory of the engine's processes up to the end of this level."""
     return run.engine.get("peak_rss_bytes")

@@ -6,13 +6,13 @@ A metric without samples is None, never 0.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from headway import stats
 from headway.core import RequestRecord, Run
 from headway.metrics import run as of
-from headway.metrics.request import e2el_s, itl_s, tpot_s, ttfc_s, ttft_s, ttft_sent_s
+from headway.metrics.request import e2el_s, itl_s, protocol_s, tpot_s, ttfc_s, ttft_s, ttft_sent_s
 
 Direction = Literal["higher", "lower"]
 Samples = Callable[[Run], list[float]]
@@ -23,7 +23,9 @@ VERSION = 1
 class Metric:
     """A declared metric. Being a `percentile` of `samples` bounds what may gate on it.
 
-    One that there is only `where_told` may lack a value unless a gate is set on it.
+    One that is `inside_only` needs a replay inside, and gates by a limit only: it lies around 0,
+    where no ratio means anything. One that there is only `where_told` may lack a value unless a
+    gate is set on it.
     """
 
     name: str
@@ -37,6 +39,7 @@ class Metric:
     slo_only: bool = False
     samples: Samples | None = None
     where_told: bool = False
+    inside_only: bool = False
 
     def worse_by(self, value: float, than: float) -> float:
         """Return how much worse `value` is, as a ratio minus one: 0.05 is 5 % worse."""
@@ -157,6 +160,25 @@ TABLE: dict[str, Metric] = {
         ),
         *_latency("itl", "gaps between token events, pooled over requests", _pooled_itl, _QS, True),
         *_latency("e2el", "last token event - due", _each(e2el_s), _QS),
+        Metric(
+            "protocol_cost",
+            "1",
+            "lower",
+            "1 - output throughput / that of the same requests replayed in the engine's process",
+            of.protocol_cost,
+            closed_loop_only=True,
+            inside_only=True,
+            where_told=True,
+        ),
+        *(
+            replace(metric, where_told=True)
+            for metric in _latency(
+                "protocol_s",
+                "E2EL - (last token's departure from the engine - the request's arrival there)",
+                _each(protocol_s),
+                (50,),
+            )
+        ),
         Metric("success_rate", "1", "higher", "completed / due", of.success_rate),
         Metric(
             "token_accuracy", "1", "higher", "requests with right token counts", of.token_accuracy

@@ -80,6 +80,14 @@ class Engine(Protocol):
     ) -> Driven:
         """Send a level's requests as it says, and wait for their end."""
 
+    def replay(
+        self, case: Case, level: Level, requests: Sequence[Request]
+    ) -> tuple[RequestRecord, ...]:
+        """Have the same requests served in the engine's own process, in closed loop.
+
+        Nothing comes back from an engine that is not ours to ask. Raises LaunchError or OSError.
+        """
+
     def serves(self) -> bool:
         """Whether it runs and says that it can serve."""
 

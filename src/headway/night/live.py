@@ -13,7 +13,7 @@ from dataclasses import replace
 from headway import arrivals, correctness, prefix_cache, validity
 from headway.core import Case, LaunchRecord, Level, Request, Run, StepTiming
 from headway.engines.launch import LaunchError
-from headway.night import prompts, warmup
+from headway.night import inside, prompts, warmup
 from headway.night.asked import ReferenceFailure
 from headway.night.lab import Engine
 from headway.night.plan import PRIMING, PlannedLaunch, order
@@ -155,10 +155,15 @@ class LiveLaunch:
         requests = self._requests(case, level.num_requests, self.planned.launch)
         trace = night.suite.workload(case.workload).prompts.trace
         offsets = arrivals.schedule(level, night.suite.seed, self.planned.launch, trace)
+        # Neither is always the second to ask the same of the engine.
+        inside_first = self.planned.launch % 2 == 0
+        replayed = self._inside(engine, case, level, requests) if inside_first else {}
         before = night.calibrate(fresh=False)
         started_at = night.lab.now()
         driven = engine.drive(case, level, requests, offsets)
         after = night.calibrate()
+        if not inside_first:
+            replayed = self._inside(engine, case, level, requests)
         night.screen.measured(self.planned, case, level.num_requests)
         run = Run(
             case=case,
@@ -171,7 +176,7 @@ class LiveLaunch:
             schedule_hash=arrivals.schedule_hash(offsets, level.concurrency, level.fill_s),
             workload_hash=workload_hash(requests),
             client=driven.client,
-            engine={**driven.engine, **warm_up},
+            engine={**driven.engine, **warm_up, **replayed},
             calibration=(before, after) if before and after else (),
             prompt_path=night.suite.workload(case.workload).prompts.path,
             begin_tokens=prompts.begin_tokens(night, case, self.planned.launch),
@@ -181,6 +186,19 @@ class LiveLaunch:
         problems = validity.problems(run, night.bands(), intended)
         cached = prefix_cache.problems(run, requests)
         night.add(replace(run, invalid=(*driven.problems, *cached, *problems)))
+
+    def _inside(
+        self, engine: Engine, case: Case, level: Level, requests: Sequence[Request]
+    ) -> dict[str, float]:
+        """Replay a level's requests without HTTP, where the suite asks for it and it can be."""
+        if not inside.wanted(self.night.suite, case):
+            return {}
+        try:
+            records = engine.replay(case, level, requests)
+        except (LaunchError, OSError) as error:
+            self.night.screen.line(f"{case.name} was not replayed inside: {error}")
+            return {"inside_failed": 1.0}
+        return inside.figures(case, level, records)
 
     def _requests(self, case: Case, n: int, launch: int) -> tuple[Request, ...]:
         return correctness.requests_for(self.night.results, case, n, launch)

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from headway import arrivals, loadgen, telemetry, transport
-from headway.core import Case, EngineInfo, Level, Request
+from headway.core import Case, EngineInfo, Level, Request, RequestRecord
 from headway.engines.endpoint import MEMORY
 from headway.engines.launch import Endpoint, LaunchError, tail
-from headway.night import warmup
+from headway.night import inside, warmup
 from headway.night.cores import kept_to
 from headway.night.found import Answer, Found
 from headway.night.lab import Driven, First
@@ -142,6 +142,21 @@ class RealEngine:
         problems = () if problem is None else (f"the prefix cache was not emptied: {problem}",)
         client = measured.client
         return Driven(span_s, measured.records, client, memory | seen, problems, series)
+
+    def replay(
+        self, case: Case, level: Level, requests: Sequence[Request]
+    ) -> tuple[RequestRecord, ...]:
+        """Have the host serve the same requests inside; nothing where it is not our host."""
+        if not self.endpoint.launcher.can.control:
+            return ()
+        self.lab.screen.status(f"{self.planned.name} {level.name}: replayed inside")
+        self._empty_cache()
+        inner = replace(level, name=f"{level.name}_inside")
+        recipient = self._share(case, requests, inner).recipient
+        body = inside.body(requests, recipient, level)
+        with kept_to(self.lab.cores.client):
+            answer = self.endpoint.post(inside.PATH, body, self.lab.suite.level_timeout_s)
+        return inside.records(requests, answer)
 
     async def _shown(self, case: Case, share: loadgen.Share) -> loadgen.Measured:
         done = 0

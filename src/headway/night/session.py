@@ -160,7 +160,10 @@ class Night:
 
     def seconds_left(self) -> float | None:
         """Estimate from the same case in an earlier launch, else from the instance's other Runs."""
-        spans = {(run.case.name, run.launch): run.span_s for run in self.results.runs}
+        spans = {
+            (run.case.name, run.launch): run.span_s + run.engine.get("inside_s", 0.0)
+            for run in self.results.runs
+        }
         total = 0.0
         for instance, launch, name in self.results.expected:
             if (name, launch) in spans:

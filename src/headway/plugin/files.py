@@ -24,7 +24,8 @@ def earlier_nights(suite: str, reports: Path) -> Known:
     for path in sorted(reports.glob(f"*-{suite}-*/report.json"), reverse=True):
         try:
             document = json.loads(path.read_text(encoding="utf-8"))
-            seconds = sum(run["span_s"] for case in document["cases"] for run in case["runs"])
+            runs = [run for case in document["cases"] for run in case["runs"]]
+            seconds = sum(run["span_s"] + run["engine"].get("inside_s", 0.0) for run in runs)
             visible = {
                 ("-".join(filter(None, (c["instance"], c["workload"], c["level"]))), c["metric"]): v
                 for c in document["cells"]

@@ -59,6 +59,8 @@ def begin(
         environment.EnvironmentFailed,
     ) as error:
         raise pytest.UsageError(str(error)) from error
+    for name, why in suite.left_out.items():
+        screen.line(f"left out: {name}: {why}")
     screen.line(_greeting(started))
     return started
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 import headway
 from headway import (
+    available,
     baseline,
     environment,
     history,
@@ -28,7 +30,7 @@ from headway.plugin import files, starting
 from headway.plugin.message import told
 from headway.results import Results
 from headway.suite import Suite
-from headway.verdict import Judged
+from headway.verdict import Finding, Judged
 
 DEFAULT_SUITE = "quick"
 
@@ -96,7 +98,7 @@ class State:
             else:
                 folder, results = None, None
                 path = suite.find(option("headway_suite") or DEFAULT_SUITE, files.suite_folders())
-                loaded = suite.load(path, option("headway_set") or ())
+                loaded = _available(suite.load(path, option("headway_set") or ()), config)
                 outlook.check(loaded)
         except (suite.SuiteError, night.JournalError) as error:
             raise pytest.UsageError(str(error)) from error
@@ -106,7 +108,7 @@ class State:
             config,
             loaded,
             results,
-            _chosen("--headway-engine", option("headway_engine"), known),
+            _chosen("--headway-engine", option("headway_engine"), known, loaded.left_out),
             _chosen("--headway-level", option("headway_level"), levels),
             folder=folder,
         )
@@ -196,7 +198,8 @@ class State:
         """Judge a cell, after measuring what is missing of it."""
         self.measure()
         self._fail_if_broken(f"{case.name} {metric}")
-        return self.judged()[case, metric]
+        unknown = Finding(case, metric, "watch", "SKIPPED", "this engine does not tell")
+        return self.judged().get((case, metric), Judged(case, metric, (unknown,)))
 
     def judged(self) -> dict[tuple[Case, str], Judged]:
         """Return every cell by (case, metric); judged anew whenever there are new results."""
@@ -308,9 +311,23 @@ class State:
         self._stack.close()
 
 
-def _chosen(option: str, asked: Iterable[str] | None, known: tuple[str, ...]) -> tuple[str, ...]:
+def _available(loaded: Suite, config: pytest.Config) -> Suite:
+    """Leave out the optional engines that cannot be had; nothing is made only to list tests."""
+    asked = config.getoption("headway_engine") or [i.name for i in loaded.instances]
+    wanted = () if config.option.collectonly else asked
+    return available.available(loaded, wanted, environment.default_home(), sys.stderr.write)
+
+
+def _chosen(
+    option: str,
+    asked: Iterable[str] | None,
+    known: tuple[str, ...],
+    left_out: Mapping[str, str] | None = None,
+) -> tuple[str, ...]:
     chosen = tuple(asked or known)
     for name in chosen:
+        if left_out and name in left_out:
+            raise pytest.UsageError(f"{option} {name!r} cannot be had here: {left_out[name]}")
         if name not in known:
             raise pytest.UsageError(f"{option} {name!r} is not in the suite: {', '.join(known)}")
     return chosen

@@ -201,7 +201,8 @@ def _unusable(
         return "INCOMPATIBLE", f"invalid baseline: OLD holds {shown}; record it again"
     if len(before) >= MIN_LAUNCHES:
         return None
-    if unit == "1" and min(after) < min(before):
+    worst = min if old.direction == "higher" else max
+    if unit == "1" and worst(*after, *before) not in before:
         return None
     shown = f"{verdict.shown(before[0], unit)} → {verdict.shown(stats.median(after), unit)}"
     return "INCONCLUSIVE", f"{shown}; OLD has one launch, and no spread can be seen in one"

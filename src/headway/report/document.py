@@ -131,6 +131,7 @@ def _suite(results: Results, hide: private.Private) -> shape.SuiteView:
         resolution=suite.baseline.resolution,
         limits=suite.limits,
         reference=None if suite.reference is None else suite.reference.instance,
+        left_out={name: hide.text(why) for name, why in suite.left_out.items()},
     )
 
 

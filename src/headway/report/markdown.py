@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from headway import verdict
-from headway.report import table, telemetry, text
+from headway.report import beside, table, telemetry, text
 from headway.report.document import parse
 from headway.report.shape import CauseView, Document
 from headway.report.table import Row
@@ -60,7 +60,7 @@ def _lines(doc: Document) -> Iterator[str]:
         yield "The night is not finished: what was not measured is missing below."
         yield ""
     yield from _table(doc)
-    for line in (*table.replaced(doc), *table.by_text(doc)):
+    for line in (*beside.lines(doc), *table.replaced(doc), *table.by_text(doc)):
         yield escape(line)
         yield ""
     notices = list(table.notices(doc))

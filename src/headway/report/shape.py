@@ -6,7 +6,7 @@ and bytes throughout; what is undefined is None, and null in the file.
 Schema history: 1 (2026-11) first. 2 (2026-11) intervals, explanations, what is due, causes.
 3 (2026-11) fill time, expected hit rate, outputs that are not judged. 4 (2026-11) prompt path.
 5 (2026-11) what endpoints understand, notices, cached share; series, cores and GPUs of a launch,
-the GPU's UUID; outputs verified by their text.
+the GPU's UUID; outputs verified by their text; engines left out.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ class SuiteView:
     """What of the suite a reader needs. `gates` names the metrics that a gate is set on.
 
     `reference` is the instance that others are compared with in pairs, None without one.
+    `left_out` says which optional engines could not be had, and why.
     """
 
     name: str
@@ -51,6 +52,7 @@ class SuiteView:
     resolution: float
     limits: tuple[Limit, ...]
     reference: str | None
+    left_out: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from headway import verdict
-from headway.report import table, telemetry, text
+from headway.report import beside, table, telemetry, text
 from headway.report.document import parse
 from headway.report.shape import CauseView, Document
 from headway.report.table import Row
@@ -75,6 +75,7 @@ def _parts(doc: Document, width: int, run: str) -> Iterator[RenderableType]:
         yield _table(groups, width)
     yield from map(line, _launch_lines(doc))
     yield from map(line, telemetry.by_engine(doc))
+    yield from map(line, beside.lines(doc))
     yield from map(line, table.against(doc))
     yield from map(line, table.replaced(doc))
     yield from map(line, table.notices(doc))

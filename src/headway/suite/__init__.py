@@ -1,6 +1,7 @@
 """The TOML that says what a night runs on, checked whole before anything starts."""
 
 from headway.suite.instances import DTYPES
+from headway.suite.leaving import without
 from headway.suite.loads import ONE_LEVEL, level_names
 from headway.suite.prompting import PROMPT_KINDS
 from headway.suite.reading import load
@@ -38,4 +39,5 @@ __all__ = [
     "find",
     "level_names",
     "load",
+    "without",
 ]

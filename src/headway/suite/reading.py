@@ -88,6 +88,10 @@ class _Reader(GateReader, InstanceReader, LoadReader):
         equal = self.equal(self.get("", table, "equal", dict, {}))
         instances = tuple(self.instance(n, t, equal, *common) for n, t in engines.items())
         marked = [n for n, t in engines.items() if t.get("reference") is True]
+        for one in instances:
+            if one.optional and one.name in marked:
+                message = "is true of the reference, without which nothing is compared"
+                raise self.fail(f"engine.{one.name}.optional", message)
         reference = self.reference(table, instances, marked)
         launches = DEFAULT_LAUNCHES if reference is None else reference.first_pairs
         seed = self.get("suite", top, "seed", int, 1)

@@ -185,7 +185,8 @@ class Suite:
 
     `equal` are the settings that engines with `tuning = "equal"` share. With `replay_inside` each
     level of an engine that we host is measured once more without HTTP, for what that costs. With
-    `pin` client and engines are kept to different cores where there are enough.
+    `pin` client and engines are kept to different cores where there are enough. `left_out` says
+    which optional engines are not among the instances, and why.
     """
 
     name: str
@@ -209,6 +210,7 @@ class Suite:
     replay_inside: bool = False
     warmup_timeout_s: float = 120.0
     pin: bool = True
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
     def instance(self, name: str) -> Instance:
         """Return the instance of that name."""

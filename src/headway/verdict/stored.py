@@ -205,12 +205,14 @@ def _unusable(
 def _against_share(
     metric: Metric, values: Sequence[float], stored: Sequence[float], finding: Make
 ) -> Finding:
-    """Judge a share of requests: below the lowest that is stored is worse, by however little."""
-    value, floor = min(values), min(stored)
+    """Judge a share: beyond the worst that is stored is worse, by however little."""
+    worst, best = (min, max) if metric.direction == "higher" else (max, min)
+    value, bound = worst(values), worst(stored)
     verdict: Verdict = "PASS"
-    if value < floor:
+    if worst(value, bound) != bound:
         verdict = "REGRESSION"
-    elif value > max(stored):
+    elif best(value, best(stored)) != best(stored):
         verdict = "IMPROVEMENT"
-    lowest = f"the baseline's lowest {shown(floor, metric.unit)} ({len(stored)} launches)"
-    return finding(verdict, f"{shown(value, metric.unit)}, {lowest}", value=value)
+    said = "lowest" if worst is min else "highest"
+    known = f"the baseline's {said} {shown(bound, metric.unit)} ({len(stored)} launches)"
+    return finding(verdict, f"{shown(value, metric.unit)}, {known}", value=value)

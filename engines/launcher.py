@@ -33,7 +33,8 @@ class LaunchSpec:
 
     `equal` holds the settings that all engines of a comparison are to share, by their common names
     (`launcher.SETTINGS`); empty where each engine runs as its vendor recommends. `gpus` are those
-    it may see (empty: all). `base_url` is where a server is that runs already. Another commit's
+    it may see (empty: all). `base_url` is where a server is that runs already. `made` is what was
+    made of the model for engines of this kind (`Launcher.prepare`). Another commit's
     engine has that commit's `boot`, or is found from its `cwd` (None: ours).
     """
 
@@ -56,6 +57,7 @@ class LaunchSpec:
     image: str | None = None
     base_url: str | None = None
     api_key: str | None = field(default=None, repr=False)
+    made: str | None = None
 
     @property
     def served_name(self) -> str:
@@ -70,6 +72,10 @@ class LaunchSpec:
 
 def _no_env(spec: LaunchSpec) -> Mapping[str, str]:
     return {}
+
+
+def _as_it_is(spec: LaunchSpec) -> list[str] | None:
+    return None
 
 
 # The settings that decide what a comparison compares, by the names that reports use for all kinds.
@@ -88,15 +94,18 @@ class Launcher:
 
     `command` gives the command that serves a spec on a port (None: it runs already, elsewhere);
     `env` what its processes need in their environment. `health` answers 200 when it serves.
-    `info` reads back from the running engine who it is. `can` is what its documentation says. It
-    empties its prefix cache by a POST to `reset`, if it has that. `equal` names its own argument
-    for each of `SETTINGS` that it has.
+    `info` reads back from the running engine who it is. `prepare` names what is to be made of the
+    model before the first launch, where its folder will not do: a module of Headway and its
+    arguments, run beside the reference, whose last line becomes the spec's `made`. `can` is what
+    its documentation says. It empties its prefix cache by a POST to `reset`, if it has that.
+    `equal` names its own argument for each of `SETTINGS` that it has.
     """
 
     command: Callable[[LaunchSpec, int], list[str]] | None
     info: Callable[[Endpoint], EngineInfo]
     can: Capabilities = field(default_factory=Capabilities)
     env: Callable[[LaunchSpec], Mapping[str, str]] = _no_env
+    prepare: Callable[[LaunchSpec], list[str] | None] = _as_it_is
     health: str = "/health"
     reset: str | None = None
     equal: Mapping[str, str] = field(default_factory=dict)

@@ -10,6 +10,7 @@ the reference's own text. The model `fake` is judged without torch.
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
@@ -28,11 +29,18 @@ class Reference(Protocol):
 
     versions: Mapping[str, str]
 
-    def score(self, prompt: Sequence[int], output: Sequence[int]) -> Scores:
-        """Judge an output; RefusedRequestError when it cannot be judged."""
+    def score(
+        self, prompt: Sequence[int], output: Sequence[int], banned: Sequence[int] = ()
+    ) -> Scores:
+        """Judge an output by its best of all ids but the `banned`, which are nobody's choice.
 
-    def generate(self, prompt: Sequence[int], max_tokens: int, ignore_eos: bool) -> list[int]:
-        """Return the greedy continuation."""
+        RefusedRequestError when it cannot be judged.
+        """
+
+    def generate(
+        self, prompt: Sequence[int], max_tokens: int, ignore_eos: bool, banned: Sequence[int] = ()
+    ) -> list[int]:
+        """Return the greedy continuation without the `banned` ids."""
 
 
 class TorchReference:
@@ -53,18 +61,26 @@ class TorchReference:
         self._model = loading.load(folder, "float32", device)
         self._out_of_memory: type[Exception] = torch.OutOfMemoryError
 
-    def score(self, prompt: Sequence[int], output: Sequence[int]) -> Scores:
+    def score(
+        self, prompt: Sequence[int], output: Sequence[int], banned: Sequence[int] = ()
+    ) -> Scores:
         """Judge an output; RefusedRequestError when it cannot be judged."""
         try:
-            scores: Scores = self._try(lambda: self._scoring.score(self._model, prompt, output))
+            scores: Scores = self._try(
+                lambda: self._scoring.score(self._model, prompt, output, banned)
+            )
         except self._scoring.NotFiniteError as error:
             raise RefusedRequestError(str(error)) from error
         return scores
 
-    def generate(self, prompt: Sequence[int], max_tokens: int, ignore_eos: bool) -> list[int]:
+    def generate(
+        self, prompt: Sequence[int], max_tokens: int, ignore_eos: bool, banned: Sequence[int] = ()
+    ) -> list[int]:
         """Return transformers' own greedy continuation."""
         eos_ids = () if ignore_eos else self._eos_ids
-        return self._try(lambda: self._scoring.generate(self._model, prompt, max_tokens, eos_ids))
+        return self._try(
+            lambda: self._scoring.generate(self._model, prompt, max_tokens, eos_ids, banned)
+        )
 
     def _try(self, work: Callable[[], _T]) -> _T:
         try:
@@ -80,9 +96,11 @@ class FakeReference:
 
     versions: Mapping[str, str] = {}
 
-    def score(self, prompt: Sequence[int], output: Sequence[int]) -> Scores:
+    def score(
+        self, prompt: Sequence[int], output: Sequence[int], banned: Sequence[int] = ()
+    ) -> Scores:
         """Judge each token by what the function says at its place."""
-        right = self.generate(prompt, len(output), ignore_eos=True)
+        right = self.generate(prompt, len(output), ignore_eos=True, banned=banned)
         wrong = [token != best for token, best in zip(output, right, strict=True)]
         return Scores(
             gaps=[FAKE_GAP if is_wrong else 0.0 for is_wrong in wrong],
@@ -92,11 +110,17 @@ class FakeReference:
             logprobs=[-FAKE_GAP if is_wrong else 0.0 for is_wrong in wrong],
         )
 
-    def generate(self, prompt: Sequence[int], max_tokens: int, ignore_eos: bool) -> list[int]:
-        """Return the function's tokens; it knows no end of text."""
-        from headway.engines.fake import fake_tokens
+    def generate(
+        self, prompt: Sequence[int], max_tokens: int, ignore_eos: bool, banned: Sequence[int] = ()
+    ) -> list[int]:
+        """Return the function's tokens; it knows no end of text. After a banned one comes the
+        next by number."""
+        from headway.engines.fake import VOCAB_SIZE, fake_tokens
 
-        return list(fake_tokens(prompt, max_tokens))
+        def allowed(token: int) -> int:
+            return next(t % VOCAB_SIZE for t in itertools.count(token) if t not in banned)
+
+        return [allowed(token) for token in fake_tokens(prompt, max_tokens)]
 
 
 def open_reference(folder: ModelFolder, device: str) -> Reference:
@@ -119,15 +143,17 @@ def _carry_out(
     if op not in ("verify", "generate"):
         raise RefusedRequestError(f"op must be verify or generate, not {op!r}")
     prompt = read_ids(request, "prompt", folder.vocab_size)
+    banned = read_ids({"banned": [], **request}, "banned", folder.vocab_size, least=0)
     if op == "generate":
         max_tokens = _read_max_tokens(request)
         _check_length(len(prompt) + max_tokens, folder)
-        made = reference.generate(prompt, max_tokens, _read_ignore_eos(request))
-        return {"output": made, "margins": reference.score(prompt, made).margins if made else []}
+        made = reference.generate(prompt, max_tokens, _read_ignore_eos(request), banned)
+        margins = reference.score(prompt, made, banned).margins if made else []
+        return {"output": made, "margins": margins}
     output = read_ids(request, "output", folder.vocab_size)
     epsilon = _read_epsilon(request)
     _check_length(len(prompt) + len(output), folder)
-    return summarise(reference.score(prompt, output), output, epsilon)
+    return summarise(reference.score(prompt, output, banned), output, epsilon)
 
 
 def _read_max_tokens(request: Mapping[str, Any]) -> int:

@@ -14,13 +14,18 @@ class NotFiniteError(ArithmeticError):
     """The reference computed a NaN or an infinity: nothing can be judged by it."""
 
 
-def score_logits(logits: torch.Tensor, output: Sequence[int]) -> Scores:
+def score_logits(logits: torch.Tensor, output: Sequence[int], banned: Sequence[int] = ()) -> Scores:
     """Judge `output` by `logits` [num_tokens, vocab_size], whose row t predicts output[t].
 
-    Raises NotFiniteError.
+    The `banned` ids come after all others, by a gap that no tolerance allows. Raises
+    NotFiniteError.
     """
     if not torch.isfinite(logits).all():
         raise NotFiniteError("the reference computed logits that are not finite")
+    if banned:
+        # Not -inf: a gap is a number, in files as well.
+        places = torch.tensor(list(banned), device=logits.device)
+        logits = logits.index_fill(1, places, torch.finfo(logits.dtype).min)
     tokens = torch.tensor(output, device=logits.device)
     chosen = logits.gather(1, tokens[:, None])[:, 0]
     top = logits.topk(2, dim=-1)
@@ -33,20 +38,30 @@ def score_logits(logits: torch.Tensor, output: Sequence[int]) -> Scores:
     )
 
 
-def score(model: PreTrainedModel, prompt: Sequence[int], output: Sequence[int]) -> Scores:
+def score(
+    model: PreTrainedModel,
+    prompt: Sequence[int],
+    output: Sequence[int],
+    banned: Sequence[int] = (),
+) -> Scores:
     """Judge `output` after `prompt` by one teacher-forced forward: no batch, padding or cache."""
     ids = torch.tensor([[*prompt, *output[:-1]]], device=model.device)
     with torch.inference_mode():
         logits = model(input_ids=ids, use_cache=False, logits_to_keep=len(output)).logits[0]
-        return score_logits(logits.float(), output)
+        return score_logits(logits.float(), output, banned)
 
 
 def generate(
-    model: PreTrainedModel, prompt: Sequence[int], max_tokens: int, eos_ids: Sequence[int]
+    model: PreTrainedModel,
+    prompt: Sequence[int],
+    max_tokens: int,
+    eos_ids: Sequence[int],
+    banned: Sequence[int] = (),
 ) -> list[int]:
     """Return transformers' own greedy continuation.
 
-    It ends after one of `eos_ids`; with none given, the model may emit them and goes on.
+    It ends after one of `eos_ids`; with none given, the model may emit them and goes on. Ids that
+    are `banned` are not chosen.
     """
     ids = torch.tensor([list(prompt)], device=model.device)
     # What a configuration leaves open is filled in from the checkpoint's own, which may sample,
@@ -57,6 +72,7 @@ def generate(
         max_new_tokens=max_tokens,
         eos_token_id=list(eos_ids) if eos_ids else None,
         pad_token_id=0,
+        suppress_tokens=list(banned) or None,
     )
     made = model.generate(
         input_ids=ids, attention_mask=torch.ones_like(ids), generation_config=config

@@ -6,9 +6,12 @@ from collections.abc import Mapping
 
 from headway.engines.launcher import Launcher
 from headway.engines.servers.hosted import HOST
+from headway.engines.servers.llama_cpp import LLAMA_CPP
 
 # Kinds that have a launcher of their own; every other kind is an engine that our host serves.
-LAUNCHERS: Mapping[str, Launcher] = {}
+LAUNCHERS: Mapping[str, Launcher] = {
+    "llama_cpp": LLAMA_CPP,
+}
 
 
 def launcher_of(kind: str) -> Launcher:

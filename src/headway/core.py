@@ -258,8 +258,10 @@ class Capabilities:
     usage says how many of the prompt's tokens came from a prefix cache. `strict_fields`: a field
     that it does not know is refused, and not ignored. `engine_stamps`, `control`: it is our host.
     `fields` are sent in every request: what asks for ids, and what pins each default of sampling
-    that its model's or its own configuration would set otherwise. `salt` is the field that keeps
-    a request out of the prefix cache of those with another value (None: it has none).
+    that its model's or its own configuration would set otherwise; `greedy_fields` besides where
+    nothing is sampled. `completions` is where a prompt that is no message goes. `salt` is the
+    field that keeps a request out of the prefix cache of those with another value (None: it has
+    none).
     """
 
     ids_in: bool = True
@@ -273,11 +275,16 @@ class Capabilities:
     control: bool = False
     fields: Mapping[str, object] = field(default_factory=dict)
     salt: str | None = None
+    greedy_fields: Mapping[str, object] = field(default_factory=dict)
+    completions: str = COMPLETIONS
 
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """Who answers: read back from the running engine, never copied from what was asked for."""
+    """Who answers: read back from the running engine, never copied from what was asked for.
+
+    `banned_ids` are those that it never emits where an answer is to go on past its end.
+    """
 
     kind: str
     version: str
@@ -286,6 +293,7 @@ class EngineInfo:
     device: str
     settings: Mapping[str, object] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
+    banned_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

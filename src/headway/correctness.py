@@ -4,6 +4,8 @@ For an output y after a prompt p, the reference gives logits z_t in one teacher-
 p‖y, and gap_t = max z_t − z_t[y_t]. An engine whose logits are within η of the reference's (up to
 a common shift) emits only tokens with gap ≤ 2η, so ε = 2η is the tolerance, per dtype. It does not
 matter where an output leaves the reference's own greedy text: each prefix is the engine's own.
+Some engines go on past an answer's end by never emitting it; of them the reference's choice is the
+best of the ids that were left.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from headway import metrics
-from headway.core import Case, Request, RequestRecord, Run, Verification
+from headway.core import Case, LaunchRecord, Request, RequestRecord, Run, Verification
+from headway.engines.servers import launcher_of
 from headway.results import Generated, Results, Written
 from headway.suite.bodies import requests_in
 from headway.workload import Vocabulary, following, in_text, make_requests, pair_key
@@ -49,16 +52,18 @@ TOLERANCES = {
 }
 
 
+Ids = tuple[int, ...]
 OTHER_IDS = "the server does not count as many tokens in its prompt as the text stands for"
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A prompt and what an engine answered, to be verified once."""
+    """A prompt and what an engine answered, to be verified once; it could emit none of `banned`."""
 
     key: str
     prompt: tuple[int, ...]
     output: tuple[int, ...]
+    banned: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,22 +175,51 @@ def _launch_prompt(vocabulary: Vocabulary) -> tuple[int, ...]:
 def pairs(results: Results, model: str) -> Iterator[Pair]:
     """Yield every answer of a model's instances once: launches' first tokens, then Runs'."""
     seen: set[str] = set()
-    for prompt, output in _answers(results, model):
-        key = _key(prompt, output)
+    for prompt, output, banned in _answers(results, model):
+        key = _key(prompt, output, banned)
         if output and key not in seen:
             seen.add(key)
-            yield Pair(key, prompt, output)
+            yield Pair(key, prompt, output, banned)
 
 
-def _answers(results: Results, model: str) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+def _answers(results: Results, model: str) -> Iterator[tuple[Ids, Ids, Ids]]:
+    """Yield prompt, output and the ids that the output could not hold."""
     for launch in results.launches:
         if results.suite.instance(launch.instance).model_name == model:
-            yield launch_prompt(results, model), launch.first_output
+            banned = banned_ids(results, launch.instance, launch)
+            yield launch_prompt(results, model), launch.first_output, banned
     for run in results.runs:
         if run.case.model == model and why_unverified(results, run.case) is None:
+            banned = banned_of(results, run)
             for request, record in _completed(results, run):
                 if request.prompt_token_ids:
-                    yield request.prompt_token_ids, record.output_token_ids or ()
+                    left_out = banned if request.ignore_eos else ()
+                    yield request.prompt_token_ids, _output(record) or (), left_out
+
+
+def banned_ids(results: Results, instance: str, launch: LaunchRecord | None) -> tuple[int, ...]:
+    """Return the ids that a launch's engine never emits where answers are to go on past their end.
+
+    Those that it names itself, else the model's ends; none where it emits them, or just stops.
+    """
+    asked = results.suite.instance(instance)
+    can = launch.can if launch is not None and launch.can is not None else None
+    if (can or launcher_of(asked.kind).can).ignore_eos != "ban":
+        return ()
+    named = launch.info.banned_ids if launch is not None and launch.info is not None else ()
+    return named or results.models[asked.model_name].eos_ids
+
+
+def banned_of(results: Results, run: Run) -> tuple[int, ...]:
+    """Return the ids that a Run's requests which ignore EOS could not get."""
+    instance = run.case.instance
+    return banned_ids(results, instance, results.launch_of(instance, run.launch))
+
+
+def _output(record: RequestRecord) -> tuple[int, ...] | None:
+    """Return an answer's ids; None where some were not sent, by the server's own count."""
+    ids, count = record.output_token_ids, record.completion_tokens
+    return None if ids is None or (count is not None and len(ids) < count) else ids
 
 
 def _completed(results: Results, run: Run) -> Iterator[tuple[Request, RequestRecord]]:
@@ -219,17 +253,19 @@ def equality(results: Results, case: Case) -> Equality:
     differing: list[str] = []
     requests = 0
     for launch, run in sorted(runs.items()):
+        banned_here = banned_of(results, run)
         for request, record in _completed(results, run):
             requests += 1
             where = f"launch {launch} request {record.index}"
-            output = record.output_token_ids
-            verification = _verification(results, request.prompt_token_ids, output)
+            prompt, output = request.prompt_token_ids, _output(record)
+            banned = banned_here if request.ignore_eos else ()
+            verification = _verification(results, prompt, output, banned)
             if verification.error is not None:
                 unverified.append(f"{where}: {verification.error}")
                 continue
             found.append(verification)
-            wrong += _wrong_token(where, verification, tolerance)
-            expected = generated.get(_key(request.prompt_token_ids, ())) if generated else None
+            wrong += _wrong_token(where, verification, tolerance, output, banned)
+            expected = generated.get(_key(prompt, (), banned)) if generated else None
             differing += _difference(where, output or (), expected, tolerance)
     tokens = sum(v.num_tokens for v in found)
     others = sum(v.num_nonargmax for v in found)
@@ -242,23 +278,34 @@ def equality(results: Results, case: Case) -> Equality:
 
 
 def _verification(
-    results: Results, prompt: tuple[int, ...], output: tuple[int, ...] | None
+    results: Results,
+    prompt: tuple[int, ...],
+    output: tuple[int, ...] | None,
+    banned: tuple[int, ...],
 ) -> Verification:
     """Return what the reference said of an answer; `error` where it said nothing."""
     if not prompt:
         return Verification("", error=OTHER_IDS)
     if output is None:
-        return Verification("", error="the server sent no token ids")
-    key = _key(prompt, output)
+        return Verification("", error="the server did not send the ids of all tokens")
+    key = _key(prompt, output, banned)
     return results.verifications.get(key) or Verification(key, error="the reference was not asked")
 
 
-def _wrong_token(where: str, verification: Verification, tolerance: Tolerance) -> list[str]:
+def _wrong_token(
+    where: str,
+    verification: Verification,
+    tolerance: Tolerance,
+    output: Sequence[int] | None = None,
+    banned: Sequence[int] = (),
+) -> list[str]:
     if tolerance.allows(verification):
         return []
     beyond = [(i, gap) for i, gap, _ in verification.nonargmax if gap > tolerance.max_gap]
     # Of a long list the end may be missing; the largest gap never is.
     index, gap = beyond[0] if beyond else ("?", verification.max_gap)
+    if output is not None and index != "?" and output[int(index)] in banned:
+        return [f"{where}: token {index} ends an answer that was asked to go on: it was banned"]
     allowed = f"{tolerance.max_gap:g} allowed" if tolerance.max_gap else "exact ids are asked for"
     more = f", the first of {len(beyond)} in this output" if len(beyond) > 1 else ""
     return [
@@ -292,7 +339,8 @@ def _first_tokens(results: Results, instance: str) -> Iterator[tuple[str, Verifi
         if launch.instance == instance and launch.launch_s is not None:
             prompt = launch_prompt(results, results.suite.instance(instance).model_name)
             where = f"launch {launch.launch} attempt {launch.attempt}"
-            yield where, _verification(results, prompt, launch.first_output or None)
+            output, banned = launch.first_output or None, banned_ids(results, instance, launch)
+            yield where, _verification(results, prompt, output, banned)
 
 
 def _difference(

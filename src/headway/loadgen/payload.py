@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from headway.core import CHAT, Capabilities, Request
+from headway.core import CHAT, COMPLETIONS, Capabilities, Request
 from headway.transport import Target
 
 
@@ -32,7 +32,9 @@ def payload(request: Request, recipient: Recipient) -> bytes:
         body.setdefault("stream_options", {"include_usage": True})
     key = recipient.api_key
     headers = {"Authorization": f"Bearer {key}"} if key else {}
-    return recipient.target.post(request.endpoint, body, headers)
+    ours = request.endpoint == COMPLETIONS and request.body is None
+    path = recipient.can.completions if ours else request.endpoint
+    return recipient.target.post(path, body, headers)
 
 
 def _body(request: Request, recipient: Recipient) -> dict[str, Any]:
@@ -45,6 +47,7 @@ def _body(request: Request, recipient: Recipient) -> dict[str, Any]:
         "top_p": request.top_p,
         "stream": True,
         **can.fields,
+        **(can.greedy_fields if request.temperature == 0 else {}),
     }
     if request.seed is not None:
         body["seed"] = request.seed

@@ -72,8 +72,8 @@ class Reference(Protocol):
     def verify(self, pair: Pair) -> Verification:
         """Judge one output."""
 
-    def generate(self, prompt: tuple[int, ...], max_tokens: int, ignore_eos: bool) -> Generated:
-        """Continue a prompt."""
+    def generate(self, request: Request, banned: tuple[int, ...]) -> Generated:
+        """Continue a request's prompt with other ids than those `banned`."""
 
 
 class Writer(Protocol):

@@ -16,10 +16,11 @@ from pathlib import Path
 from headway import arrivals, loadgen, transport
 from headway.core import Case, EngineInfo, Level, Request
 from headway.engines.launch import HERE, Endpoint, LaunchError, LaunchSpec, launched, tail
+from headway.engines.servers import launcher_of
 from headway.night import machine, texts, verify
 from headway.night.lab import Driven
 from headway.night.machine import Kernels
-from headway.night.models import PreparedModel
+from headway.night.models import PreparedModel, make
 from headway.night.plan import PlannedLaunch
 from headway.night.screen import Screen
 from headway.sse import parse
@@ -64,6 +65,7 @@ class RealLab:
     stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     kernels: Kernels | None = None
     uncalibrated: bool = False
+    made: dict[str, str] = field(default_factory=dict)
 
     def clock(self) -> float:
         """Monotonic seconds."""
@@ -76,6 +78,20 @@ class RealLab:
     def spec(self, planned: PlannedLaunch) -> LaunchSpec:
         """Return how to start a planned launch."""
         instance = self.suite.instance(planned.instance)
+        return replace(self._spec(instance, planned.name), api_key=_api_key(instance))
+
+    def prepare(self, instances: Sequence[Instance], home: Path) -> None:
+        """Have made of the models what their engines read; raises ModelFailure."""
+        for instance in instances:
+            words = launcher_of(instance.kind).prepare(self._spec(instance, instance.name))
+            if words is not None:
+                python, what = (
+                    self.reference_python(instance.model_name),
+                    f"{instance.name}'s model",
+                )
+                self.made[instance.name] = make(words, what, python, home, self.screen.line)
+
+    def _spec(self, instance: Instance, name: str) -> LaunchSpec:
         return LaunchSpec(
             instance=instance.name,
             kind=instance.kind,
@@ -83,7 +99,7 @@ class RealLab:
             dtype=instance.dtype,
             device=self.device,
             python=self.starts[instance.name].python,
-            log=self.folder / "logs" / f"{planned.name}.log",
+            log=self.folder / "logs" / f"{name}.log",
             args=instance.args,
             env=instance.env,
             port=instance.port,
@@ -95,7 +111,7 @@ class RealLab:
             gpus=instance.gpus,
             image=instance.image,
             base_url=instance.base_url,
-            api_key=_api_key(instance),
+            made=self.made.get(instance.name),
         )
 
     def start(self, planned: PlannedLaunch, prompt: tuple[int, ...]) -> RealEngine:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headway.core import Verification
+from headway.core import Request, Verification
 from headway.correctness import Pair
 from headway.night.asked import Asked, ReferenceFailure, asked
 from headway.results import Generated
@@ -28,6 +28,7 @@ class Reference:
             id=pair.key,
             prompt=list(pair.prompt),
             output=list(pair.output),
+            banned=list(pair.banned),
             epsilon=0.0,  # what is wrong is judged later, by each instance's own dtype
         )
         if "error" in answer:
@@ -41,11 +42,16 @@ class Reference:
             nonargmax=tuple((int(i), float(g), int(r)) for i, g, r in answer["nonargmax"]),
         )
 
-    def generate(self, prompt: tuple[int, ...], max_tokens: int, ignore_eos: bool) -> Generated:
-        """Have the reference continue a prompt by its own `generate`."""
-        key = pair_key(prompt, ())
+    def generate(self, request: Request, banned: tuple[int, ...]) -> Generated:
+        """Have the reference continue a prompt by its own `generate`, without ids `banned`."""
+        key = pair_key(request.prompt_token_ids, (), banned)
         answer = self.process.ask(
-            op="generate", id=key, prompt=list(prompt), max_tokens=max_tokens, ignore_eos=ignore_eos
+            op="generate",
+            id=key,
+            prompt=list(request.prompt_token_ids),
+            banned=list(banned),
+            max_tokens=request.max_tokens or 1,
+            ignore_eos=request.ignore_eos,
         )
         if "error" in answer:
             raise ReferenceFailure(f"the reference cannot continue a prompt: {answer['error']}")

@@ -27,7 +27,7 @@ LOGGED = {
     "max_num_batched_tokens": r"\bn_batch\s*= (\d+)",
     "physical_batch": r"\bn_ubatch\s*= (\d+)",
     "threads": r"\bn_threads = (\d+)",
-    "flash_attention": r"\bflash_attn\s*= (\w+)",
+    "flash_attention": r"\b(?:flash_attn\s*=|Flash Attention) (auto|enabled|disabled)",
     "kv_cache_type": r"\bK \((\w+)\):",
     "kv_unified": r"\bkv_unified\s*= (\w+)",
 }
@@ -95,7 +95,8 @@ def info(endpoint: Endpoint) -> EngineInfo:
     layers = [int(number) for number in re.findall(OFFLOADED, log)[-1:]]
     return EngineInfo(
         kind=spec.kind,
-        version=str(props["build_info"]),
+        # The commit: the number before it counts the commits of whatever its folder lay in.
+        version=str(props["build_info"]).rpartition("-")[2],
         model=str(listed["id"]),
         dtype=dtype or str(props["model_ftype"]),
         device="cuda" if any(layers) else "cpu",
@@ -124,6 +125,8 @@ LLAMA_CPP = Launcher(
         # At temperature 0 it would compute probabilities of all ids to take the largest.
         greedy_fields={"top_k": 1},
         completions=NATIVE,
+        # It says that it keeps a connection, and closes it after each stream.
+        keep_alive=False,
     ),
     prepare=prepare,
     equal={

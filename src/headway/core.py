@@ -259,9 +259,9 @@ class Capabilities:
     that it does not know is refused, and not ignored. `engine_stamps`, `control`: it is our host.
     `fields` are sent in every request: what asks for ids, and what pins each default of sampling
     that its model's or its own configuration would set otherwise; `greedy_fields` besides where
-    nothing is sampled. `completions` is where a prompt that is no message goes. `salt` is the
-    field that keeps a request out of the prefix cache of those with another value (None: it has
-    none).
+    nothing is sampled. `completions` is where a prompt that is no message goes, and a connection
+    serves one request after the other unless `keep_alive` is false. `salt` is the field that keeps
+    a request out of the prefix cache of those with another value (None: it has none).
     """
 
     ids_in: bool = True
@@ -277,6 +277,7 @@ class Capabilities:
     salt: str | None = None
     greedy_fields: Mapping[str, object] = field(default_factory=dict)
     completions: str = COMPLETIONS
+    keep_alive: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,8 @@ def payload(request: Request, recipient: Recipient) -> bytes:
         body.setdefault("stream_options", {"include_usage": True})
     key = recipient.api_key
     headers = {"Authorization": f"Bearer {key}"} if key else {}
+    if not recipient.can.keep_alive:
+        headers["Connection"] = "close"
     ours = request.endpoint == COMPLETIONS and request.body is None
     path = recipient.can.completions if ours else request.endpoint
     return recipient.target.post(path, body, headers)

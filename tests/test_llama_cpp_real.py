@@ -149,13 +149,13 @@ calibrate = false
 
 [engine.llama]
 kind = "llama_cpp"
-args = { parallel = 8, max_model_len = 256 }
+args = { parallel = 4, max_model_len = 256, threads = 1 }
 
 [workload.w]
 prompt_tokens = 32
-output_tokens = 24
-concurrency = [1, 8]
-requests = 16
+output_tokens = 16
+concurrency = [1, 4]
+
 """
 
 

@@ -153,8 +153,8 @@ args = { parallel = 4, max_model_len = 256, threads = 1 }
 
 [workload.w]
 prompt_tokens = 32
-output_tokens = 16
-concurrency = [1, 4]
+output_tokens = 8
+concurrency = [4]
 
 """
 

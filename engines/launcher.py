@@ -34,8 +34,9 @@ class LaunchSpec:
     `equal` holds the settings that all engines of a comparison are to share, by their common names
     (`launcher.SETTINGS`); empty where each engine runs as its vendor recommends. `gpus` are those
     it may see (empty: all), `cpus` the cores that its processes are kept to, and must size their
-    thread pools by (empty: all). `base_url` is where a server is that runs already. Another
-    commit's engine has that commit's `boot`, or is found from its `cwd` (None: ours).
+    thread pools by (empty: all). `base_url` is where a server is that runs already. `made` is what
+    was made of the model for engines of this kind (`Launcher.prepare`). Another commit's engine has
+    that commit's `boot`, or is found from its `cwd` (None: ours).
     """
 
     instance: str
@@ -58,6 +59,7 @@ class LaunchSpec:
     base_url: str | None = None
     api_key: str | None = field(default=None, repr=False)
     cpus: tuple[int, ...] = ()
+    made: str | None = None
 
     @property
     def served_name(self) -> str:
@@ -95,6 +97,10 @@ def _our_name(spec: LaunchSpec) -> str | None:
     return spec.served_name
 
 
+def _as_it_is(spec: LaunchSpec) -> list[str] | None:
+    return None
+
+
 # The settings that decide what a comparison compares, by the names that reports use for all kinds.
 SETTINGS = (
     "max_num_seqs",  # sequences that may run at once
@@ -118,14 +124,17 @@ class Launcher:
     argument for each of `SETTINGS` that it has; `not NAME` is one that means the opposite. `served`
     is the name by which it must list the model (None: whatever the one model is called that it
     lists). Its `environment` is one that we make, or is given by the suite, or it needs no Python.
-    `image`: its command runs in an image as well; `container` is what its vendor has a container
-    given.
+    `prepare` names what is to be made of the model before the first launch, where its folder will
+    not do: a module of Headway and its arguments, run beside the reference, whose last line becomes
+    the spec's `made`. `image`: its command runs in an image as well; `container` is what its vendor
+    has a container given.
     """
 
     command: Callable[[LaunchSpec, int], list[str]] | None
     info: Callable[[Endpoint], EngineInfo]
     can: Capabilities = field(default_factory=Capabilities)
     env: Callable[[LaunchSpec], Mapping[str, str]] = _no_env
+    prepare: Callable[[LaunchSpec], list[str] | None] = _as_it_is
     health: str = "/health"
     models: str = "/v1/models"
     reset: str | None = None

@@ -35,13 +35,20 @@ class Reference(Protocol):
 
     versions: Mapping[str, str]
 
-    def score(self, prompt: Sequence[int], output: Sequence[int]) -> Scores:
-        """Judge an output; RefusedRequestError when it cannot be judged."""
+    def score(
+        self, prompt: Sequence[int], output: Sequence[int], banned: Sequence[int] = ()
+    ) -> Scores:
+        """Judge an output by its best of all ids but the `banned`, which are nobody's choice.
 
-    def generate(self, prompt: Sequence[int], max_tokens: int, ignore_eos: bool) -> list[int]:
-        """Return the greedy continuation."""
+        RefusedRequestError when it cannot be judged.
+        """
 
-    def options(self, prompt: Sequence[int], epsilon: float) -> Options:
+    def generate(
+        self, prompt: Sequence[int], max_tokens: int, ignore_eos: bool, banned: Sequence[int] = ()
+    ) -> list[int]:
+        """Return the greedy continuation without the `banned` ids."""
+
+    def options(self, prompt: Sequence[int], epsilon: float, banned: Sequence[int] = ()) -> Options:
         """Continue a prompt by whichever tokens are sent; yields those within `epsilon` logits."""
 
 
@@ -63,21 +70,29 @@ class TorchReference:
         self._model = loading.load(folder, "float32", device)
         self._out_of_memory: type[Exception] = torch.OutOfMemoryError
 
-    def score(self, prompt: Sequence[int], output: Sequence[int]) -> Scores:
+    def score(
+        self, prompt: Sequence[int], output: Sequence[int], banned: Sequence[int] = ()
+    ) -> Scores:
         """Judge an output; RefusedRequestError when it cannot be judged."""
         with self._refusing():
-            return self._scoring.score(self._model, prompt, output)
+            scores: Scores = self._scoring.score(self._model, prompt, output, banned)
+        return scores
 
-    def generate(self, prompt: Sequence[int], max_tokens: int, ignore_eos: bool) -> list[int]:
+    def generate(
+        self, prompt: Sequence[int], max_tokens: int, ignore_eos: bool, banned: Sequence[int] = ()
+    ) -> list[int]:
         """Return transformers' own greedy continuation."""
         eos_ids = () if ignore_eos else self._eos_ids
         with self._refusing():
-            return self._scoring.generate(self._model, prompt, max_tokens, eos_ids)
+            made: list[int] = self._scoring.generate(
+                self._model, prompt, max_tokens, eos_ids, banned
+            )
+        return made
 
-    def options(self, prompt: Sequence[int], epsilon: float) -> Options:
+    def options(self, prompt: Sequence[int], epsilon: float, banned: Sequence[int] = ()) -> Options:
         """Continue a prompt token by token; RefusedRequestError when it cannot be."""
         with self._refusing():
-            yield from self._scoring.options(self._model, prompt, epsilon)
+            yield from self._scoring.options(self._model, prompt, epsilon, banned)
 
     @contextmanager
     def _refusing(self) -> Iterator[None]:
@@ -96,9 +111,11 @@ class FakeReference:
 
     versions: Mapping[str, str] = {}
 
-    def score(self, prompt: Sequence[int], output: Sequence[int]) -> Scores:
+    def score(
+        self, prompt: Sequence[int], output: Sequence[int], banned: Sequence[int] = ()
+    ) -> Scores:
         """Judge each token by what the function says at its place."""
-        right = self.generate(prompt, len(output), ignore_eos=True)
+        right = self.generate(prompt, len(output), ignore_eos=True, banned=banned)
         wrong = [token != best for token, best in zip(output, right, strict=True)]
         return Scores(
             gaps=[FAKE_GAP if is_wrong else 0.0 for is_wrong in wrong],
@@ -108,16 +125,22 @@ class FakeReference:
             logprobs=[-FAKE_GAP if is_wrong else 0.0 for is_wrong in wrong],
         )
 
-    def generate(self, prompt: Sequence[int], max_tokens: int, ignore_eos: bool) -> list[int]:
-        """Return the function's tokens; it knows no end of text."""
-        from headway.engines.fake import fake_tokens
+    def generate(
+        self, prompt: Sequence[int], max_tokens: int, ignore_eos: bool, banned: Sequence[int] = ()
+    ) -> list[int]:
+        """Return the function's tokens; it knows no end of text. After a banned one comes the
+        next by number."""
+        from headway.engines.fake import VOCAB_SIZE, fake_tokens
 
-        return list(fake_tokens(prompt, max_tokens))
+        def allowed(token: int) -> int:
+            return next(t % VOCAB_SIZE for t in itertools.count(token) if t not in banned)
 
-    def options(self, prompt: Sequence[int], epsilon: float) -> Options:
+        return [allowed(token) for token in fake_tokens(prompt, max_tokens)]
+
+    def options(self, prompt: Sequence[int], epsilon: float, banned: Sequence[int] = ()) -> Options:
         """Continue with the function's tokens, whatever comes; it knows no tie."""
         for count in itertools.count(1):
-            right = self.generate(prompt, count, ignore_eos=True)[-1]
+            right = self.generate(prompt, count, ignore_eos=True, banned=banned)[-1]
             yield [Option(right, margin=FAKE_GAP)]
 
 
@@ -141,23 +164,25 @@ def _carry_out(
     if op not in OPS:
         raise RefusedRequestError(f"op must be {' or '.join(OPS)}, not {op!r}")
     prompt = read_ids(request, "prompt", folder.vocab_size)
+    banned = read_ids({"banned": [], **request}, "banned", folder.vocab_size, least=0)
     if op != "verify":
         max_tokens = _read_max_tokens(request)
         _check_length(len(prompt) + max_tokens, folder)
     if op == "verify_text":
         ends = () if _read_ignore_eos(request) else folder.eos_ids
-        given = spelling.Text(_read_text(request), max_tokens, ends)
+        given = spelling.Text(_read_text(request), max_tokens, ends, banned)
         return spelling.judge(reference, _load(folder), prompt, given, _read_epsilon(request))
     if op == "ends":
         made = reference.generate(prompt, max_tokens, ignore_eos=False)
         return {"ends": not set(made).isdisjoint(folder.eos_ids)}
     if op == "generate":
-        made = reference.generate(prompt, max_tokens, _read_ignore_eos(request))
-        return {"output": made, "margins": reference.score(prompt, made).margins if made else []}
+        made = reference.generate(prompt, max_tokens, _read_ignore_eos(request), banned)
+        margins = reference.score(prompt, made, banned).margins if made else []
+        return {"output": made, "margins": margins}
     output = read_ids(request, "output", folder.vocab_size)
     epsilon = _read_epsilon(request)
     _check_length(len(prompt) + len(output), folder)
-    return summarise(reference.score(prompt, output), output, epsilon)
+    return summarise(reference.score(prompt, output, banned), output, epsilon)
 
 
 @functools.lru_cache(maxsize=1)

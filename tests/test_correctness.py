@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 
 import pytest
@@ -10,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway import correctness, verdict
-from headway.core import Case, Verification
+from headway.core import Capabilities, Case, Verification
 from headway.correctness import TOLERANCES, first_difference
+from headway.engines import fake, reference
+from headway.engines.models.folder import ModelFolder
 from headway.results import Generated
 from headway.workload import Vocabulary, make_requests, pair_key
 
@@ -247,3 +250,141 @@ def test_speeds_of_sampled_outputs_are_kept_and_nothing_else_is_excused(factory)
     broken, _ = sampled(factory, runs=factory.make_night({"a": factory.Speed(fails=1)}).runs)
     (lost, *_) = verdict.record_of(broken, factory.judge(broken)).cases
     assert not lost.sample.cells
+
+
+BANNED = (5, 7)
+
+
+def banning(factory, *, banned=BANNED, ignore_eos="ban", **faults):
+    """Return a verified night of an engine that masks its ends where they are to be ignored."""
+    night = factory.make_night({"a": factory.Speed()}, suite=factory.make_suite(("a",)))
+    launches = [
+        dataclasses.replace(
+            one,
+            can=Capabilities(ignore_eos=ignore_eos),
+            info=dataclasses.replace(one.info, banned_ids=banned),
+        )
+        for one in night.launches
+    ]
+    facts = {"fake": dataclasses.replace(night.models["fake"], eos_ids=(9,))}
+    night = dataclasses.replace(night, launches=tuple(launches), models=facts)
+    return factory.verified(dataclasses.replace(night, verifications={}), **faults)
+
+
+def test_what_an_engine_banned_is_part_of_what_is_verified(factory):
+    night = banning(factory)
+    asked = list(correctness.pairs(night, "fake"))
+    assert {pair.banned for pair in asked} == {BANNED}  # launches' first tokens as well
+    assert all(pair.key == pair_key(pair.prompt, pair.output, BANNED) for pair in asked)
+    assert correctness.equality(night, CASE).right == 32
+    assert not correctness.unverified_first_tokens(night, "a")
+
+
+def test_a_verdict_without_the_ban_is_not_one_under_it(factory):
+    """Planted: the reference was asked without the ban. Nothing is verified by that."""
+    plain = factory.make_night({"a": factory.Speed()}, suite=factory.make_suite(("a",)))
+    night = dataclasses.replace(banning(factory), verifications=plain.verifications)
+    found = correctness.equality(night, CASE)
+    assert (found.right, len(found.unverified)) == (0, 32)
+    assert len(correctness.unverified_first_tokens(night, "a")) == 2
+
+
+@pytest.mark.parametrize(
+    ("ignore_eos", "named", "banned"),
+    [("ban", (5, 7), (5, 7)), ("ban", (), (9,)), ("emit", (5, 7), ()), ("none", (5, 7), ())],
+)
+def test_who_bans_what(factory, ignore_eos, named, banned):
+    """The engine's own word goes before the model's ends; and only where it bans any."""
+    night = banning(factory, banned=named, ignore_eos=ignore_eos)
+    assert {pair.banned for pair in correctness.pairs(night, "fake")} == {banned}
+
+
+def test_a_kind_that_bans_needs_no_probe_to_say_so(factory):
+    night = banning(factory)
+    (a,) = night.suite.instances
+    suite = dataclasses.replace(night.suite, instances=(dataclasses.replace(a, kind="llama_cpp"),))
+    silent = tuple(dataclasses.replace(one, can=None) for one in night.launches)
+    night = dataclasses.replace(night, suite=suite, launches=silent)
+    assert {pair.banned for pair in correctness.pairs(night, "fake")} == {BANNED}
+
+
+def test_answers_that_may_end_are_verified_without_the_ban(factory):
+    night = banning(factory)
+    (workload,) = night.suite.workloads
+    prompts = dataclasses.replace(workload.prompts, ignore_eos=False)
+    loads = (dataclasses.replace(workload, prompts=prompts),)
+    night = dataclasses.replace(night, suite=dataclasses.replace(night.suite, workloads=loads))
+    of_runs = [pair for pair in correctness.pairs(night, "fake") if len(pair.output) > 3]
+    assert {pair.banned for pair in of_runs} == {()}
+
+
+def judge_fake(prompt, output, banned):
+    """Ask the reference of `fake` about an output, as a night does."""
+    folder = ModelFolder.from_json(dict(fake.MODEL))
+    asked = {"op": "verify", "id": 1, "prompt": prompt, "output": output, "epsilon": 0.0}
+    line = json.dumps(asked | {"banned": banned})
+    return reference.answer(reference.FakeReference(), folder, line)
+
+
+def test_a_second_choice_is_right_only_under_the_ban():
+    prompt = [20, 30, 40]
+    first = fake.fake_tokens(prompt, 6)
+    second = [*first[:3], first[3] + 1, *first[4:]]
+    assert judge_fake(prompt, first, [])["num_nonargmax"] == 0
+    assert judge_fake(prompt, second, [])["first_violation"] == 3
+    assert judge_fake(prompt, second, [first[3]])["num_nonargmax"] == 0
+    # Planted: the engine emitted what it said that it would ban.
+    assert judge_fake(prompt, first, [first[3]])["first_violation"] == 3
+
+
+def test_the_reference_continues_without_what_is_banned():
+    folder, prompt = ModelFolder.from_json(dict(fake.MODEL)), [20, 30, 40]
+    first = fake.fake_tokens(prompt, 4)
+    asked = {"op": "generate", "id": 1, "prompt": prompt, "max_tokens": 4, "banned": [first[0]]}
+    answer = reference.answer(reference.FakeReference(), folder, json.dumps(asked))
+    assert answer["output"] == [first[0] + 1, *first[1:]]
+    wrong = reference.answer(
+        reference.FakeReference(), folder, json.dumps(asked | {"banned": [1000]})
+    )
+    assert "banned[0] must be a token id from 0 to 999" in wrong["error"]
+
+
+def test_an_emitted_end_that_was_banned_is_wrong_and_named(factory):
+    night = banning(factory, first_wrong=1)
+    run = night.runs_of(CASE)[1]
+    record = run.records[0]
+    output = list(record.output_token_ids)
+    output[4] = BANNED[0]
+    events = tuple(
+        dataclasses.replace(event, token_ids=(token,))
+        for event, token in zip(record.events, output, strict=True)
+    )
+    spoilt = dataclasses.replace(
+        run, records=(dataclasses.replace(record, events=events), *run.records[1:])
+    )
+    runs = tuple(spoilt if one is run else one for one in night.runs)
+    # What the reference says of a masked token: further from its choice than any tolerance.
+    key = pair_key(correctness.requests_of(night, run)[0].prompt_token_ids, output, BANNED)
+    beyond = Verification(key, 16, 3.4e38, 1, 1.0, ((4, 3.4e38, 62),))
+    checked = {**night.verifications, key: beyond}
+    night = dataclasses.replace(night, runs=runs, verifications=checked)
+    assert verdict.judge_equality(night, CASE).verdict == "WRONG"
+    assert correctness.equality(night, CASE).wrong == (
+        "launch 1 request 0: token 4 ends an answer that was asked to go on: it was banned",
+    )
+
+
+def test_an_answer_of_which_ids_are_missing_is_not_verified(factory):
+    """llama.cpp sends no id of a piece that ends within a character."""
+    night = factory.make_night({"a": factory.Speed()}, suite=factory.make_suite(("a",)))
+    run = night.runs_of(CASE)[1]
+    short = dataclasses.replace(run.records[0], events=run.records[0].events[1:])
+    short = dataclasses.replace(short, completion_tokens=len(run.records[0].events))
+    fewer = dataclasses.replace(run, records=(short, *run.records[1:]))
+    runs = tuple(fewer if one is run else one for one in night.runs)
+    night = factory.verified(dataclasses.replace(night, runs=runs))
+    found = correctness.equality(night, CASE)
+    assert found.unverified == (
+        "launch 1 request 0: the server did not send the ids of all tokens",
+    )
+    assert (found.right, found.wrong) == (31, ())

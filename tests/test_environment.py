@@ -1,14 +1,17 @@
 """Environments are made from locks by the real pip, out of a folder of tiny wheels: no network."""
 
+import hashlib
+import io
 import subprocess
 import sys
+import tarfile
 import threading
 import zipfile
 from pathlib import Path
 
 import pytest
 
-from headway import environment, installer, lockfile
+from headway import compiling, environment, installer, lockfile
 from headway.environment import EnvironmentFailed, environment_of, main, plan, python_for
 from headway.lockfile import CpuBuilds, for_variant, read_lock, write_lock
 
@@ -267,7 +270,7 @@ def test_the_committed_locks(name):
     path = environment.ENVS / f"{name}.txt"
     cpu, cuda = read_lock(path, "linux_cpu"), read_lock(path, "linux_cuda")
     assert cpu.download_mb
-    assert len(cpu.pins) == len(set(cpu.pins)) > 10
+    assert len(cpu.pins) == len(set(cpu.pins)) >= 5
     assert not [pin for pin in cpu.pins if pin.startswith(("nvidia", "cuda", "triton"))]
     assert (
         for_variant(cpu.pins, chosen.cpu, "linux_cpu") != list(cpu.pins) or not chosen.cpu.packages
@@ -285,3 +288,166 @@ def test_the_lock_is_of_what_is_asked_for():
             asked = lockfile.NAME.match(line)
             assert asked is not None, line
             assert asked[0].lower() in locked, f"`headway env lock {name}` was forgotten"
+
+
+COMPILED = """
+[greeter]
+about = "compiled"
+engines = ["greeter"]
+input = "greeter.in"
+[greeter.compiled]
+source = "carrier==1.0"
+sha256 = "{sha256}"
+folder = "vendor/greeter"
+configure = ["-DWORD=hello"]
+target = "greet"
+program = "out/greet"
+download_mb = 2
+minutes = 5
+"""
+# Does what CMake would: keeps its options for the build, and turns a source into a program.
+CMAKE = """#!/bin/sh
+if [ "$1" = --build ]; then
+    echo "[49/100] Building greet.c"
+    echo "[50/100] Building greet.c"
+    test "$4" = greet || exit 3
+    . "$2/source"
+    if [ -e "$source/broken" ]; then echo "greet.c:1: error: planted"; exit 7; fi
+    mkdir "$2/out"
+    { echo "#!/bin/sh"; echo "echo $(cat "$2/options")"; } > "$2/out/greet"
+    chmod +x "$2/out/greet"
+else
+    build=$4
+    mkdir "$build"
+    echo "source='$2'" > "$build/source"
+    shift 6
+    echo "$@" > "$build/options"
+fi
+"""
+# pip asks every source archive who it is, by the archive's own build backend.
+BACKEND = """
+import pathlib
+def prepare_metadata_for_build_wheel(folder, settings=None):
+    info = pathlib.Path(folder, "carrier-1.0.dist-info")
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\\nName: carrier\\nVersion: 1.0\\n")
+    return info.name
+"""
+PYPROJECT = """
+[build-system]
+requires = []
+build-backend = "backend"
+backend-path = ["."]
+"""
+
+
+def carrier(folder: Path, **more: str) -> str:
+    """Write the source archive that carries the program, and return its SHA-256."""
+    files = {"pyproject.toml": PYPROJECT, "backend.py": BACKEND, "vendor/greeter/greet.c": ""}
+    path = folder / "carrier-1.0.tar.gz"
+    with tarfile.open(path, "w:gz") as archive:
+        for name, text in {**files, **more}.items():
+            member = tarfile.TarInfo(f"carrier-1.0/{name}")
+            member.size = len(text)
+            archive.addfile(member, io.BytesIO(text.encode()))
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@pytest.fixture
+def greeter(envs, tmp_path, monkeypatch):
+    """Environments of which one is compiled: its folder, with a C++ compiler on the PATH."""
+    wheels, tools = tmp_path / "wheels", tmp_path / "tools"
+    wheel(wheels, "cmake", "1.0")
+    with zipfile.ZipFile(wheels / "cmake-1.0-py3-none-any.whl", "a") as archive:
+        script = zipfile.ZipInfo("cmake-1.0.data/scripts/cmake")
+        script.external_attr = 0o100755 << 16
+        archive.writestr(script, CMAKE)
+    (envs / "environments.toml").write_text(COMPILED.format(sha256=carrier(wheels)))
+    (envs / "greeter.txt").write_text("# download: 3 MB\ncmake==1.0\n")
+    tools.mkdir()
+    (tools / "c++").touch(mode=0o755)
+    monkeypatch.setenv("PATH", f"{tools}:/usr/bin:/bin")
+    monkeypatch.delenv("CXX", raising=False)
+    return envs
+
+
+def test_a_program_is_compiled_once_saying_first_what_it_takes(greeter, home, monkeypatch):
+    said: list[str] = []
+    python = python_for("greeter", home, said.append)
+
+    assert "about 5 MB for greeter" in said[0]
+    assert "greet is compiled here, once: about 5 minutes on two cores" in said[0]
+    assert any("[50/100]" in text for text in said)
+    assert not any("[49/100]" in text for text in said)
+    greeting = subprocess.run([python.parent / "greet"], capture_output=True, text=True, check=True)
+    assert "-DWORD=hello" in greeting.stdout
+    assert f"-DCMAKE_MAKE_PROGRAM={python.parent / 'ninja'}" in greeting.stdout
+    assert not (python.parents[1] / "compiling").exists()
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    assert python_for("greeter", home, refuse) == python
+
+
+def test_what_a_compiled_environment_is_named_after(greeter, home, monkeypatch):
+    first = plan(environment.environments()["greeter"], home).folder
+    text = (greeter / "environments.toml").read_text()
+    (greeter / "environments.toml").write_text(text.replace("hello", "bye"))
+    assert plan(environment.environments()["greeter"], home).folder != first
+    (greeter / "environments.toml").write_text(text)
+    monkeypatch.setattr(environment, "processor", lambda: "another")
+    assert plan(environment.environments()["greeter"], home).folder != first
+
+
+@pytest.mark.parametrize(("asked", "named"), [(None, "c++, g++, clang++"), ("mine++", "mine++")])
+def test_without_a_compiler_nothing_is_downloaded(
+    greeter, home, tmp_path, monkeypatch, capsys, asked, named
+):
+    monkeypatch.setenv("PATH", str(tmp_path / "no tools"))
+    if asked:
+        monkeypatch.setenv("CXX", asked)
+    assert main(["make", "greeter"]) == 2
+    assert f"no C++ compiler ({named}) is on the PATH" in capsys.readouterr().err
+    assert not (home / "envs").exists()
+
+
+def test_other_sources_than_the_pinned_ones_are_not_compiled(greeter, home, tmp_path, capsys):
+    carrier(tmp_path / "wheels", extra="planted")
+    assert main(["make", "greeter"]) == 2
+    assert "DO NOT MATCH THE HASHES" in capsys.readouterr().err
+    assert not list(home.glob("envs/greeter-*/bin/greet"))
+
+
+def test_what_does_not_compile_says_why_and_is_made_whole_later(greeter, home, tmp_path, capsys):
+    toml = greeter / "environments.toml"
+    broken = carrier(tmp_path / "wheels", **{"vendor/greeter/broken": ""})
+    toml.write_text(COMPILED.format(sha256=broken))
+    assert main(["make", "greeter"]) == 2
+    err = capsys.readouterr().err
+    assert "greeter could not be made: the compiler ended with 7" in err
+    assert "greet.c:1: error: planted" in err
+    (half,) = home.glob("envs/greeter-*")
+    assert (half / "compiling").exists()
+
+    # As if it had been cut short: what is there of it is made anew.
+    toml.write_text(COMPILED.format(sha256=carrier(tmp_path / "wheels")))
+    half.rename(plan(environment.environments()["greeter"], home).folder)
+    assert main(["make", "greeter"]) == 0
+    (made,) = home.glob("envs/greeter-*")
+    assert (made / "bin" / "greet").exists()
+    assert not (made / "compiling").exists()
+
+
+def test_a_recipe_has_all_its_keys_and_no_others(greeter):
+    text = (greeter / "environments.toml").read_text()
+    for wrong, said in (
+        (text.replace("minutes = 5", ""), "minutes of a compiled program is missing"),
+        (text + "jobs = 2\n", "jobs of a compiled program is not known"),
+    ):
+        (greeter / "environments.toml").write_text(wrong)
+        with pytest.raises(EnvironmentFailed, match=said):
+            environment.environments()
+
+
+def test_a_processor_is_known_by_what_it_can_do():
+    assert compiling.processor() == compiling.processor()
+    assert compiling.processor() or not Path("/proc/cpuinfo").exists()

@@ -44,8 +44,9 @@ class Ending:
         digest = hashlib.sha256(repr((prompt, max_tokens)).encode()).digest()
         return digest[0] * 100 < self.of_a_hundred * 256
 
-    def generate(self, prompt: tuple[int, ...], max_tokens: int, ignore_eos: bool) -> Generated:
-        return Generated(pair_key(prompt, ()), tuple(fake_tokens(prompt, max_tokens)))
+    def generate(self, request: Request, banned: tuple[int, ...]) -> Generated:
+        prompt, most = request.prompt_token_ids, request.max_tokens or 1
+        return Generated(pair_key(prompt, (), banned), tuple(fake_tokens(prompt, most)))
 
     def verify(self, pair: answers.Pair | answers.TextPair) -> Verification:
         return Reference(InThisProcess()).verify(pair)

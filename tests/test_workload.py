@@ -220,6 +220,8 @@ def test_a_pair_is_named_by_prompt_and_output():
     names = {pair_key((1, 2), (3,)), pair_key((1,), (2, 3)), pair_key((1, 2, 3), ())}
     assert len(names) == 3
     assert pair_key([1, 2], [3]) == pair_key((1, 2), (3,))
+    banned = {pair_key((1, 2), (3,), ids) for ids in ((), (4,), (4, 5))}
+    assert len(banned) == 3
 
 
 def test_plain_workloads_are_what_they_were_before_lengths_could_vary():

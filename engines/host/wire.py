@@ -68,7 +68,7 @@ def ready_message(info: EngineInfo) -> Mapping[str, object]:
 
 def read_info(fields: Message) -> EngineInfo:
     """Return what `ready_message` said."""
-    return EngineInfo(**fields)
+    return EngineInfo(**{**fields, "banned_ids": tuple(fields.get("banned_ids", ()))})
 
 
 def out_message(

@@ -50,20 +50,24 @@ Options = Generator[Sequence[Option], int, None]
 class Reference(Protocol):
     """Something that knows the right tokens of a model."""
 
-    def score(self, prompt: Sequence[int], output: Sequence[int]) -> Scores:
-        """Judge an output."""
+    def score(
+        self, prompt: Sequence[int], output: Sequence[int], banned: Sequence[int] = ()
+    ) -> Scores:
+        """Judge an output that could hold none of `banned`."""
 
-    def options(self, prompt: Sequence[int], epsilon: float) -> Options:
-        """Continue a prompt; an option's gap is at most `epsilon`."""
+    def options(self, prompt: Sequence[int], epsilon: float, banned: Sequence[int] = ()) -> Options:
+        """Continue a prompt; an option's gap is at most `epsilon`, and none is `banned`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A text that a server sent as `num_tokens` tokens; one of `ends` can only be the last."""
+    """A text that a server sent as `num_tokens` tokens; one of `ends` can only be the last, and
+    one of `banned` none of them."""
 
     text: str
     num_tokens: int
     ends: Collection[int] = ()
+    banned: Sequence[int] = ()
 
 
 def judge(
@@ -75,11 +79,11 @@ def judge(
     """
     read, forced = tokenizer.encode(given.text), None
     if len(read) == given.num_tokens and tokenizer.decode(read) == given.text:
-        found = summarise(reference.score(prompt, read), read, epsilon)
+        found = summarise(reference.score(prompt, read, given.banned), read, epsilon)
         forced = {**found, "by": "ids", "differs_at": None}
         if not found["num_nonargmax"]:
             return forced
-    chosen, differs_at = spell(reference.options(prompt, epsilon), tokenizer, given)
+    chosen, differs_at = spell(reference.options(prompt, epsilon, given.banned), tokenizer, given)
     if differs_at is None:
         found = summarise(_scores(chosen), [option.token for option in chosen], epsilon)
         return {**found, "by": "text", "differs_at": None}

@@ -9,12 +9,14 @@ from headway.engines.launcher import Launcher
 from headway.engines.servers.elsewhere import http
 from headway.engines.servers.given import given
 from headway.engines.servers.hosted import HOST
+from headway.engines.servers.llama_cpp import LLAMA_CPP
 from headway.engines.servers.sglang import SGLANG
 from headway.engines.servers.tensorrt_llm import TENSORRT_LLM
 from headway.engines.servers.transformers_serve import SERVE
 
 # Kinds that have a launcher of their own; every other kind is an engine that our host serves.
 LAUNCHERS: Mapping[str, Launcher] = {
+    "llama_cpp": LLAMA_CPP,
     "sglang": SGLANG,
     "tensorrt_llm": TENSORRT_LLM,
     "transformers_serve": SERVE,

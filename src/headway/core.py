@@ -262,9 +262,11 @@ class Capabilities:
     `sampling`: each request's own temperature, top_p and seed hold.
     `fields` are sent in every request: what asks for ids, and what pins each default of sampling
     that its model's or its own configuration would set otherwise; `completions_fields` in those to
-    the completions endpoint only; `past_end` in those that are to go on past their end.
-    `top_p_of_1`: a top_p that cuts nothing off may be said. `salt` is the field that keeps a
-    request out of the prefix cache of those with another value (None: it has none).
+    the completions endpoint only; `greedy_fields` where nothing is sampled; `past_end` in those
+    that are to go on past their end. `top_p_of_1`: a top_p that cuts nothing off may be said.
+    `completions` is where a prompt that is no message goes, and a connection serves one request
+    after the other unless `keep_alive` is false. `salt` is the field that keeps a request out of
+    the prefix cache of those with another value (None: it has none).
     """
 
     ids_in: bool = True
@@ -282,13 +284,17 @@ class Capabilities:
     top_p_of_1: bool = True
     past_end: Mapping[str, object] = field(default_factory=lambda: {"ignore_eos": True})
     salt: str | None = None
+    greedy_fields: Mapping[str, object] = field(default_factory=dict)
+    completions: str = COMPLETIONS
+    keep_alive: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
     """Who answers: read back from the running engine, never copied from what was asked for.
 
-    `dtype` and `device` are None where it does not say, `version` is empty.
+    `dtype` and `device` are None where it does not say, `version` is empty. `banned_ids` are those
+    that it never emits where an answer is to go on past its end.
     """
 
     kind: str
@@ -298,6 +304,7 @@ class EngineInfo:
     device: str | None
     settings: Mapping[str, object] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
+    banned_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

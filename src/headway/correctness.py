@@ -4,6 +4,8 @@ For an output y after a prompt p, the reference gives logits z_t in one teacher-
 p‖y, and gap_t = max z_t − z_t[y_t]. An engine whose logits are within η of the reference's (up to
 a common shift) emits only tokens with gap ≤ 2η, so ε = 2η is the tolerance, per dtype. It does not
 matter where an output leaves the reference's own greedy text: each prefix is the engine's own.
+Some engines go on past an answer's end by never emitting it; of them the reference's choice is the
+best of the ids that were left.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from headway import metrics
-from headway.answers import Pair, TextPair, answer, first_answer, key_of
+from headway.answers import Ids, Pair, TextPair, answer, first_answer, key_of
 from headway.core import Case, LaunchRecord, Request, RequestRecord, Run, Verification
 from headway.engines.servers import launcher_of
 from headway.results import Generated, Results, Written, launch_key
@@ -209,11 +211,32 @@ def pairs(results: Results, model: str) -> Iterator[Pair | TextPair]:
 def _answers(results: Results, model: str) -> Iterator[Pair | TextPair | str]:
     for launch in results.launches:
         if results.suite.instance(launch.instance).model_name == model:
-            yield first_answer(_launch_prompt_read(results, launch), launch)
+            banned = banned_ids(results, launch.instance, launch)
+            yield first_answer(_launch_prompt_read(results, launch), launch, banned)
     for run in results.runs:
         if run.case.model == model and why_unverified(results, run.case) is None:
+            banned = banned_of(results, run)
             for request, record in _completed(results, run):
-                yield answer(request.prompt_token_ids, record)
+                yield answer(request.prompt_token_ids, record, banned)
+
+
+def banned_ids(results: Results, instance: str, launch: LaunchRecord | None) -> Ids:
+    """Return the ids that a launch's engine never emits where answers are to go on past their end.
+
+    Those that it names itself, else the model's ends; none where it emits them, or just stops.
+    """
+    asked = results.suite.instance(instance)
+    can = launch.can if launch is not None and launch.can is not None else None
+    if (can or launcher_of(asked.kind, asked.args).can).ignore_eos != "ban":
+        return ()
+    named = launch.info.banned_ids if launch is not None and launch.info is not None else ()
+    return named or results.models[asked.model_name].eos_ids
+
+
+def banned_of(results: Results, run: Run) -> Ids:
+    """Return the ids that a Run's requests which ignore EOS could not get."""
+    instance = run.case.instance
+    return banned_ids(results, instance, results.launch_of(instance, run.launch))
 
 
 def _completed(results: Results, run: Run) -> Iterator[tuple[Request, RequestRecord]]:
@@ -248,17 +271,19 @@ def equality(results: Results, case: Case) -> Equality:
     differing: list[str] = []
     requests = 0
     for launch, run in sorted(runs.items()):
+        banned = banned_of(results, run)
         for request, record in _completed(results, run):
             requests += 1
             where = f"launch {launch} request {record.index}"
-            verification = _verification(results, answer(request.prompt_token_ids, record))
+            given = answer(request.prompt_token_ids, record, banned)
+            verification = _verification(results, given)
             unclear = _unclear(verification, tolerance)
             if unclear is not None:
                 unverified.append(f"{where}: {unclear}")
                 continue
             found.append(verification)
-            wrong += _wrong_token(where, verification, tolerance)
-            expected = generated.get(key_of(request.prompt_token_ids, ())) if generated else None
+            wrong += _wrong_token(where, verification, tolerance, given)
+            expected = generated.get(_alone(given))
             differing += _difference(where, record.output_token_ids or (), expected, tolerance)
     tokens = sum(v.num_tokens for v in found)
     others = sum(v.num_nonargmax for v in found)
@@ -270,6 +295,11 @@ def equality(results: Results, case: Case) -> Equality:
     wrong += differing
     doubts = (tuple(wrong), tuple(unverified), unpaid, lost)
     return Equality(requests, tokens, others, len(right), by_text, *doubts)
+
+
+def _alone(given: Pair | TextPair | str) -> str:
+    """Return the key by which the reference's own answer to the same prompt goes."""
+    return "" if isinstance(given, str) else key_of(given.prompt, (), given.banned)
 
 
 def _verification(results: Results, given: Pair | TextPair | str) -> Verification:
@@ -292,7 +322,12 @@ def _unclear(verification: Verification, tolerance: Tolerance) -> str | None:
     return f"from character {at} on, no tokens were found that spell its text: a tie may be why"
 
 
-def _wrong_token(where: str, verification: Verification, tolerance: Tolerance) -> list[str]:
+def _wrong_token(
+    where: str,
+    verification: Verification,
+    tolerance: Tolerance,
+    given: Pair | TextPair | str = "",
+) -> list[str]:
     if tolerance.allows(verification):
         return []
     if verification.differs_at is not None:
@@ -301,6 +336,8 @@ def _wrong_token(where: str, verification: Verification, tolerance: Tolerance) -
     beyond = [(i, gap) for i, gap, _ in verification.nonargmax if gap > tolerance.max_gap]
     # Of a long list the end may be missing; the largest gap never is.
     index, gap = beyond[0] if beyond else ("?", verification.max_gap)
+    if isinstance(given, Pair) and index != "?" and given.output[int(index)] in given.banned:
+        return [f"{where}: token {index} ends an answer that was asked to go on: it was banned"]
     allowed = f"{tolerance.max_gap:g} allowed" if tolerance.max_gap else "exact ids are asked for"
     more = f", the first of {len(beyond)} in this output" if len(beyond) > 1 else ""
     return [
@@ -338,7 +375,8 @@ def _first_tokens(results: Results, instance: str) -> Iterator[tuple[str, Verifi
     for launch in results.launches:
         if launch.instance == instance and launch.launch_s is not None:
             where = f"launch {launch.launch} attempt {launch.attempt}"
-            given = first_answer(_launch_prompt_read(results, launch), launch)
+            banned = banned_ids(results, instance, launch)
+            given = first_answer(_launch_prompt_read(results, launch), launch, banned)
             yield where, _verification(results, given)
 
 

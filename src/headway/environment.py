@@ -17,9 +17,11 @@ import shutil
 import sys
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
+from functools import partial
 from pathlib import Path
 
+from headway.compiling import Recipe, check_compiler, compile_into, processor, read_recipe
 from headway.installer import EnvironmentFailed, Write, build, delete, is_made, locked, made_bytes
 from headway.lockfile import CpuBuilds, Lock, for_variant, from_index, read_lock, write_lock
 
@@ -45,6 +47,7 @@ class Environment:
     pythons: tuple[str, ...] = ()
     remove: tuple[str, ...] = ()
     cpu: CpuBuilds = field(default_factory=CpuBuilds)
+    compiled: Recipe | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,12 @@ class Plan:
     def python(self) -> Path:
         """The Python in it, made or not."""
         return self.folder / "bin" / "python"
+
+    @property
+    def download_mb(self) -> int | None:
+        """About how many MB there are to download; None where the lock does not say."""
+        compiled, of_lock = self.environment.compiled, self.lock.download_mb
+        return of_lock if of_lock is None or compiled is None else of_lock + compiled.download_mb
 
     @property
     def made(self) -> bool:
@@ -132,7 +141,9 @@ def plan(environment: Environment, home: Path, variant: str | None = None) -> Pl
     variant = variant or variant_here()
     interpreter, version = _interpreter(environment)
     lock = read_lock(_lock_path(environment), variant)
-    key = _key(lock.pins, environment.remove, version, variant, platform.machine())
+    recipe = environment.compiled
+    native = () if recipe is None else (astuple(recipe), processor())
+    key = _key(lock.pins, environment.remove, version, variant, platform.machine(), *native)
     folder = home / "envs" / f"{environment.name}-{key[:10]}"
     return Plan(environment, lock, variant, interpreter, folder, key)
 
@@ -159,14 +170,17 @@ def make(plans: Iterable[Plan], home: Path, say: Write) -> None:
     missing = [planned for planned in plans if not planned.made]
     if not missing:
         return
+    check_compiler([p.environment.name for p in missing if p.environment.compiled])
     say(_announcement(missing))
     with locked(home / "envs" / "lock", say) as descriptor:
         for planned in missing:
             if planned.made:
                 continue
             try:
-                runs = pip_runs(planned)
-                build(planned.folder, planned.key, planned.interpreter, runs, say, descriptor)
+                recipe = planned.environment.compiled
+                then = partial(compile_into, planned.folder, recipe, say, descriptor)
+                runs, python = pip_runs(planned), planned.interpreter
+                build(planned.folder, planned.key, python, runs, say, descriptor, then)
             except EnvironmentFailed as error:
                 raise EnvironmentFailed(_advice(planned, str(error))) from error
             say(f"Made {planned.folder} ({_size(planned.folder)}).\n")
@@ -259,7 +273,7 @@ def render(home: Path) -> str:
         planned = plan(environment, home)
         state, size = ("made", _size(planned.folder)) if planned.made else ("not made", "")
         if not planned.made:
-            size = f"{_mb(planned.lock.download_mb)} to download"
+            size = f"{_mb(planned.download_mb)} to download"
         rows.append((environment.name, kinds, state, size, str(planned.folder)))
         for folder in _folders(environment.name, home):
             if folder != planned.folder:
@@ -306,6 +320,8 @@ def _environment(name: str, table: Mapping[str, object]) -> Environment:
     cpu = fields.pop("cpu_builds", None)
     if isinstance(cpu, dict):
         fields["cpu"] = CpuBuilds(tuple(cpu["packages"]), cpu["index"])
+    if isinstance(compiled := fields.get("compiled"), dict):
+        fields["compiled"] = read_recipe(compiled)
     return Environment(name=name, **fields)  # type: ignore[arg-type]
 
 
@@ -354,14 +370,16 @@ def _advice(planned: Plan, cause: str) -> str:
 def _announcement(missing: Sequence[Plan]) -> str:
     lines = ["Headway needs Python packages that are not there yet. pip will download:\n"]
     for planned in missing:
-        amount = f"about {_mb(planned.lock.download_mb)}"
+        amount = f"about {_mb(planned.download_mb)}"
         variant = f", {planned.variant}" if planned.environment.cpu.packages else ""
         lines.append(
             f"  {amount} for {planned.environment.name} ({planned.environment.about}{variant})\n"
             f"    into {planned.folder}\n"
         )
+        if planned.environment.compiled is not None:
+            lines.append(f"    where {planned.environment.compiled.about()}\n")
     if len(missing) > 1:
-        lines.append(f"  about {_mb(sum(p.lock.download_mb or 0 for p in missing))} in all\n")
+        lines.append(f"  about {_mb(sum(p.download_mb or 0 for p in missing))} in all\n")
     return "".join(lines)
 
 

@@ -20,6 +20,7 @@ Write = Callable[[str], object]
 
 MARK = "headway-environment.json"
 PIP = ("-I", "-m", "pip", "--disable-pip-version-check", "--no-input")
+SHOWN_OF_PIP = r" *Downloading .* [MG]B\)|Installing|ERROR"
 
 
 class EnvironmentFailed(Exception):
@@ -44,9 +45,10 @@ def build(
     pip_runs: Sequence[Sequence[str]],
     say: Write,
     keep_open: int | None = None,
+    then: Callable[[], None] = lambda: None,
 ) -> None:
-    """Make an environment of `interpreter` in `folder`, replacing what was made there before, and
-    run its pip once for each of `pip_runs`. Raises EnvironmentFailed."""
+    """Make an environment of `interpreter` in `folder`, replacing what was made there before, run
+    its pip once for each of `pip_runs`, and do what comes `then`. Raises EnvironmentFailed."""
     if folder.exists() and not (folder / MARK).exists():
         raise EnvironmentFailed(
             f"{folder} is there, but not made by Headway: move it away, or delete it."
@@ -56,9 +58,10 @@ def build(
             delete(folder)
         folder.mkdir(parents=True)
         (folder / MARK).write_text("{}", encoding="utf-8")
-        _run([str(interpreter), "-I", "-m", "venv", str(folder)], "venv", say, keep_open)
+        run([str(interpreter), "-I", "-m", "venv", str(folder)], "venv", say, keep_open)
         for arguments in pip_runs:
             run_pip(folder / "bin" / "python", arguments, say, keep_open)
+        then()
         size_bytes = sum(path.lstat().st_size for path in folder.rglob("*"))
         (folder / "mark").write_text(
             json.dumps({"key": key, "size_bytes": size_bytes}), encoding="utf-8"
@@ -108,11 +111,17 @@ def run_pip(
     `keep_open` is a file descriptor that pip inherits: a lock held by it outlives this process if
     pip does.
     """
-    _run([str(python), *PIP, *arguments], "pip", say, keep_open)
+    run([str(python), *PIP, *arguments], "pip", say, keep_open)
 
 
-def _run(command: Sequence[str], name: str, say: Write, keep_open: int | None = None) -> None:
-    """Run `command`, like `run_pip`."""
+def run(
+    command: Sequence[str],
+    name: str,
+    say: Write,
+    keep_open: int | None = None,
+    shown: str = SHOWN_OF_PIP,
+) -> None:
+    """Run `command`, like `run_pip`; lines that begin with a match of `shown` are told."""
     tail: deque[str] = deque(maxlen=12)
     with subprocess.Popen(
         command,
@@ -126,7 +135,7 @@ def _run(command: Sequence[str], name: str, say: Write, keep_open: int | None = 
         assert process.stdout is not None
         for line in process.stdout:
             tail.append(line.rstrip())
-            if re.match(r" *Downloading .* [MG]B\)|Installing|ERROR", line):
+            if re.match(shown, line):
                 say(f"  {line.strip()[:100]}\n")
     if process.returncode:
         lines = "".join(f"\n    {line}" for line in tail)

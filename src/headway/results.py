@@ -31,6 +31,7 @@ class ModelFacts:
     vocab_size: int
     special_ids: tuple[int, ...] = ()
     context_length: int | None = None
+    eos_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

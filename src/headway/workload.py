@@ -326,6 +326,10 @@ def workload_hash(requests: Sequence[Request]) -> str:
     return digest.hexdigest()[:16]
 
 
-def pair_key(prompt: Sequence[int], output: Sequence[int]) -> str:
-    """Name a (prompt, output) pair: what is verified once, however often it was produced."""
-    return hashlib.sha256(json.dumps([list(prompt), list(output)]).encode()).hexdigest()[:24]
+def pair_key(prompt: Sequence[int], output: Sequence[int], banned: Sequence[int] = ()) -> str:
+    """Name a (prompt, output) pair: what is verified once, however often it was produced.
+
+    Where ids were `banned` from the output, another one is right.
+    """
+    parts = [list(prompt), list(output), *([list(banned)] if banned else [])]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:24]

@@ -57,6 +57,37 @@ def test_logits_that_are_not_finite_judge_nothing(bad):
         scoring.score_logits(logits, [2, 2, 1])
 
 
+def test_banned_ids_come_after_all_others():
+    """The second choice is right under the ban only; a banned id is wrong by any tolerance."""
+    scores = scoring.score_logits(LOGITS, [2, 0, 3], banned=[1, 2])
+    assert scores.best == [0, 0, 3]
+    assert scores.gaps[0] > 1e38
+    assert scores.gaps[1:] == [0.0, 0.0]
+    assert scores.ranks[0] == 2
+    assert scores.margins == [1.0, 1.0, 1.0]
+    assert all(map(math.isfinite, [*scores.gaps, *scores.logprobs]))
+    assert scoring.score_logits(LOGITS, [2, 0, 3]).gaps[0] == 0.5
+    summary = summarise(scores, [2, 0, 3], epsilon=100.0)
+    assert (summary["first_violation"], summary["num_violations"]) == (0, 1)
+    json.dumps(summary, allow_nan=False)
+
+
+def test_a_model_goes_on_where_its_end_is_banned(judge):
+    """As if its tenth token were its end: under the ban it says something else from there on."""
+    prompt, _ = recall_prompt(8, 64)
+    free = judge.generate(prompt, 32, ignore_eos=True)
+    end = free[10]
+    at = free.index(end)
+    kept = judge.generate(prompt, 32, ignore_eos=True, banned=[end])
+    assert kept[:at] == free[:at]
+    assert end not in kept
+    assert len(kept) == 32
+    assert max(judge.score(prompt, kept, [end]).gaps) == 0.0
+    assert judge.score(prompt, kept).gaps[at] > 0
+    # Planted: an engine that emits the end all the same.
+    assert judge.score(prompt, free, [end]).gaps[at] > 1e38
+
+
 def test_the_summary_of_scores_made_by_hand():
     summary = summarise(scoring.score_logits(LOGITS, [2, 2, 1]), [2, 2, 1], epsilon=0.5)
     assert summary["num_tokens"] == 3

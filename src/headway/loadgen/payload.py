@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from headway.core import CHAT, Capabilities, Request
+from headway.core import CHAT, COMPLETIONS, Capabilities, Request
 from headway.transport import Target
 
 
@@ -29,7 +29,11 @@ def payload(request: Request, recipient: Recipient) -> bytes:
     """Serialize a request."""
     key = recipient.api_key
     headers = {"Authorization": f"Bearer {key}"} if key else {}
-    return recipient.target.post(request.endpoint, body(request, recipient), headers)
+    if not recipient.can.keep_alive:
+        headers["Connection"] = "close"
+    ours = request.endpoint == COMPLETIONS and request.body is None
+    path = recipient.can.completions if ours else request.endpoint
+    return recipient.target.post(path, body(request, recipient), headers)
 
 
 def body(request: Request, recipient: Recipient) -> dict[str, Any]:
@@ -53,6 +57,7 @@ def _made(request: Request, recipient: Recipient) -> dict[str, Any]:
         "stream": True,
         **can.fields,
         **({} if request.endpoint == CHAT else can.completions_fields),
+        **(can.greedy_fields if request.temperature == 0 else {}),
     }
     if request.top_p == 1 and not can.top_p_of_1:
         del body["top_p"]

@@ -113,8 +113,8 @@ class Reference(Protocol):
     def ends(self, prompt: tuple[int, ...], max_tokens: int) -> bool:
         """Whether the greedy answer comes to an end within as many tokens."""
 
-    def generate(self, prompt: tuple[int, ...], max_tokens: int, ignore_eos: bool) -> Generated:
-        """Continue a prompt."""
+    def generate(self, request: Request, banned: tuple[int, ...]) -> Generated:
+        """Continue a request's prompt with other ids than those `banned`."""
 
 
 class Writer(Protocol):

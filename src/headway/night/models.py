@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,10 +35,21 @@ def prepare(name: str, python: Path, home: Path, say: Callable[[str], None]) -> 
     if name == "fake":
         return _prepared(fake.MODEL)
     name_only, revision = split_revision(name)
+    words = ["headway.engines.models", name_only]
+    words += ["--revision", revision] if revision else []
+    return _prepared(json.loads(make(words, f"model {name}", python, home, say)))
+
+
+def make(
+    words: Sequence[str], what: str, python: Path, home: Path, say: Callable[[str], None]
+) -> str:
+    """Run a module of Headway with its arguments in `python`, and return the last line it prints.
+
+    `say` is told its own messages. Raises ModelFailure with its last one.
+    """
     # Supervised: a night that is killed does not leave a download or a conversion behind.
     command = [sys.executable, "-I", str(launcher.HERE / "supervise.py"), str(python)]
-    command += [str(launcher.HERE / "boot.py"), "headway.engines.models", name_only]
-    command += ["--home", str(home)] + (["--revision", revision] if revision else [])
+    command += [str(launcher.HERE / "boot.py"), *words, "--home", str(home)]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
@@ -48,11 +59,11 @@ def prepare(name: str, python: Path, home: Path, say: Callable[[str], None]) -> 
         for line in process.stderr:
             last = line.strip() or last
             if line.startswith(OURS):  # not a library's progress bar
-                say(f"model {name}: {line.removeprefix(OURS).strip()}")
+                say(f"{what}: {line.removeprefix(OURS).strip()}")
         answer = process.stdout.read().strip()
     if process.returncode != 0 or not answer:
-        raise ModelFailure(f"model {name} cannot be prepared: {last}")
-    return _prepared(json.loads(answer.splitlines()[-1]))
+        raise ModelFailure(f"{what} cannot be prepared: {last}")
+    return answer.splitlines()[-1]
 
 
 def split_revision(name: str) -> tuple[str, str | None]:
@@ -70,5 +81,6 @@ def _prepared(folder: Mapping[str, Any]) -> PreparedModel:
         vocab_size=folder["vocab_size"],
         special_ids=tuple(folder["special_ids"]),
         context_length=folder["context_length"],
+        eos_ids=tuple(folder["eos_ids"]),
     )
     return PreparedModel(folder, facts)

@@ -126,7 +126,7 @@ class Fixing:
         if reference.ends(asked.prompt_token_ids, most):
             return False
         if self.prompts.turns > 1:
-            made = reference.generate(asked.prompt_token_ids, most, True)
+            made = reference.generate(replace(asked, ignore_eos=True), ())
             said = (*asked.prompt_token_ids, *made.output)
             self.before = replace(asked, prompt_token_ids=said)
         return True

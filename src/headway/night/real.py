@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,12 +14,13 @@ from pathlib import Path
 from headway import transport
 from headway.core import EngineInfo, Request
 from headway.engines.launch import HERE, Endpoint, LaunchError, LaunchSpec, launched
+from headway.engines.servers import launcher_of
 from headway.night import machine, texts, verify
 from headway.night.cores import Cores, kept_to, parted_here
 from headway.night.found import Answer, Found, of_answer
 from headway.night.lab import First
 from headway.night.machine import Kernels
-from headway.night.models import PreparedModel
+from headway.night.models import PreparedModel, make
 from headway.night.plan import PlannedLaunch
 from headway.night.probe import probed
 from headway.night.running import RealEngine, first_token
@@ -58,6 +59,7 @@ class RealLab:
     stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     kernels: Kernels | None = None
     uncalibrated: bool = False
+    made: dict[str, str] = field(default_factory=dict)
     cores: Cores = field(init=False)
     telemetry: Telemetry = field(init=False)
 
@@ -77,6 +79,21 @@ class RealLab:
     def spec(self, planned: PlannedLaunch, gpus: tuple[str, ...] = ()) -> LaunchSpec:
         """Return how to start a planned launch, on `gpus` where their UUIDs are known."""
         instance = self.suite.instance(planned.instance)
+        seen = gpus if instance.gpus and gpus else instance.gpus
+        made = self._spec(instance, planned.name)
+        return replace(made, api_key=_api_key(instance), gpus=seen)
+
+    def prepare(self, instances: Sequence[Instance], home: Path) -> None:
+        """Have made of the models what their engines read; raises ModelFailure."""
+        for instance in instances:
+            launcher = launcher_of(instance.kind, instance.args)
+            words = launcher.prepare(self._spec(instance, instance.name))
+            if words is not None:
+                python = self.reference_python(instance.model_name)
+                what = f"{instance.name}'s model"
+                self.made[instance.name] = make(words, what, python, home, self.screen.line)
+
+    def _spec(self, instance: Instance, name: str) -> LaunchSpec:
         return LaunchSpec(
             instance=instance.name,
             kind=instance.kind,
@@ -84,7 +101,7 @@ class RealLab:
             dtype=instance.dtype,
             device=self.device,
             python=self.starts[instance.name].python,
-            log=self.folder / "logs" / f"{planned.name}.log",
+            log=self.folder / "logs" / f"{name}.log",
             args=instance.args,
             env=instance.env,
             port=instance.port,
@@ -93,11 +110,10 @@ class RealLab:
             boot=self.starts[instance.name].boot,
             cwd=self.starts[instance.name].cwd,
             equal=self.suite.equal if instance.tuning == "equal" else {},
-            gpus=gpus if instance.gpus and gpus else instance.gpus,
             image=instance.image,
             base_url=instance.base_url,
-            api_key=_api_key(instance),
             cpus=self.cores.engine,
+            made=self.made.get(instance.name),
         )
 
     def start(self, planned: PlannedLaunch, request: Request) -> RealEngine:

@@ -19,7 +19,7 @@ import headway
 from headway import calibration, codec, correctness, pairs
 from headway.answers import Pair, TextPair
 from headway.calibration import Band
-from headway.core import Calibration, Case, Request
+from headway.core import Calibration, Case, Request, Run
 from headway.engines.servers import launcher_of
 from headway.fingerprint import Machine
 from headway.night import journal
@@ -41,6 +41,8 @@ SETTLE_S = 15.0
 MAX_AGE_S = 12 * 3600
 PythonFor = Callable[[str], Path]
 MakeLab = Callable[[Path], Lab]
+# A request for the reference, and the ids that it may not answer with.
+Sampled = tuple[Request, tuple[int, ...]]
 
 
 @dataclass(slots=True)
@@ -181,9 +183,9 @@ class Night:
             todo = self._unverified(model)
             known = {generated.prompt_key for generated in self.results.generated}
             sample = [
-                request
-                for request in self._sample(model)
-                if pair_key(request.prompt_token_ids, ()) not in known
+                (request, banned)
+                for request, banned in self._sample(model)
+                if pair_key(request.prompt_token_ids, (), banned) not in known
             ]
             if todo or sample:
                 self._verify(model, todo, sample)
@@ -193,26 +195,29 @@ class Night:
         known = self.results.verifications
         return [pair for pair in correctness.pairs(self.results, model) if pair.key not in known]
 
-    def _verify(self, model: str, todo: list[Pair | TextPair], sample: list[Request]) -> None:
+    def _verify(self, model: str, todo: list[Pair | TextPair], sample: list[Sampled]) -> None:
         with self.lab.reference(model) as running:
             for start in range(0, len(todo), VERIFIED_AT_ONCE):
                 batch = todo[start : start + VERIFIED_AT_ONCE]
                 self.add(*[running.verify(pair) for pair in batch])
                 self.say(f"verified {start + len(batch)} of {len(todo)} outputs of {model}")
-            for request in sample:
+            for request, banned in sample:
                 self.say(f"{model}: the reference generates for itself")
-                prompt, most = request.prompt_token_ids, request.max_tokens or 1
-                self.add(running.generate(prompt, most, request.ignore_eos))
+                self.add(running.generate(request, banned))
 
-    def _sample(self, model: str) -> list[Request]:
-        results = self.results
-        runs = (r for r in results.runs if r.case.model == model)
-        run = next((r for r in runs if correctness.why_unverified(results, r.case) is None), None)
-        if run is None:
-            return []
-        # What a later turn asks for depends on the answers before it.
-        first = [one for one in correctness.requests_of(self.results, run) if not one.turn]
-        return first[:GENERATED_PER_MODEL]
+    def _sample(self, model: str) -> list[Sampled]:
+        """Return the first requests of a model's first Run, for each set of ids that was banned."""
+        results, first = self.results, dict[tuple[int, ...], Run]()
+        for run in results.runs:
+            if run.case.model == model and correctness.why_unverified(results, run.case) is None:
+                first.setdefault(correctness.banned_of(results, run), run)
+        sample: list[Sampled] = []
+        for banned, run in first.items():
+            # What a later turn asks for depends on the answers before it.
+            early = [one for one in correctness.requests_of(results, run) if not one.turn]
+            chosen = early[:GENERATED_PER_MODEL]
+            sample += [(one, banned if one.ignore_eos else ()) for one in chosen]
+        return sample
 
     def finish(self) -> None:
         """Mark the night as complete once nothing that was expected is missing."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.answers import Pair, TextPair
-from headway.core import Verification
+from headway.core import Request, Verification
 from headway.correctness import WIDEST
 from headway.night.asked import Asked, ReferenceFailure, asked
 from headway.results import Generated
@@ -26,6 +26,7 @@ class Reference:
         """Judge one output: ids by one teacher-forced pass, a text by tokens that spell it."""
         # What is wrong is judged later, by each instance's own dtype.
         asked: dict[str, Any] = {"id": pair.key, "prompt": list(pair.prompt)}
+        asked["banned"] = list(pair.banned)
         if isinstance(pair, Pair):
             asked |= {"op": "verify", "output": list(pair.output), "epsilon": 0.0}
         else:
@@ -52,11 +53,16 @@ class Reference:
             raise ReferenceFailure(f"the reference cannot continue a prompt: {answer['error']}")
         return bool(answer["ends"])
 
-    def generate(self, prompt: tuple[int, ...], max_tokens: int, ignore_eos: bool) -> Generated:
-        """Have the reference continue a prompt by its own `generate`."""
-        key = pair_key(prompt, ())
+    def generate(self, request: Request, banned: tuple[int, ...]) -> Generated:
+        """Have the reference continue a prompt by its own `generate`, without ids `banned`."""
+        key = pair_key(request.prompt_token_ids, (), banned)
         answer = self.process.ask(
-            op="generate", id=key, prompt=list(prompt), max_tokens=max_tokens, ignore_eos=ignore_eos
+            op="generate",
+            id=key,
+            prompt=list(request.prompt_token_ids),
+            banned=list(banned),
+            max_tokens=request.max_tokens or 1,
+            ignore_eos=request.ignore_eos,
         )
         if "error" in answer:
             raise ReferenceFailure(f"the reference cannot continue a prompt: {answer['error']}")

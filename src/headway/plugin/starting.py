@@ -108,6 +108,7 @@ def _begin(
             lock=lock,
         )
         stack.callback(lab.close)
+        lab.prepare(instances, home)
         return lab
 
     month = datetime.now(UTC).strftime("%Y-%m")

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway import correctness, verdict
+from headway import correctness, questions, verdict
 from headway.core import Capabilities, Case, Verification
 from headway.correctness import TOLERANCES, first_difference
 from headway.engines import fake, reference
@@ -115,7 +115,7 @@ def test_each_instance_is_judged_by_its_own_dtype(factory):
 
 def test_a_first_token_is_judged_by_dtype_as_well(factory):
     night = factory.make_night()
-    key = pair_key(correctness.launch_prompt(night, "fake"), night.launches[0].first_output)
+    key = pair_key(questions.launch_prompt(night, "fake"), night.launches[0].first_output)
     close = Verification(
         key, num_tokens=1, max_gap=1e-4, num_nonargmax=1, nonargmax=((0, 1e-4, 1),)
     )
@@ -152,7 +152,7 @@ def with_generated(factory, dtype, at, margins):
         {"a": factory.Speed()}, suite=factory.make_suite(("a",), dtype=dtype)
     )
     run = night.runs_of(CASE)[1]
-    request, output = correctness.requests_of(night, run)[0], run.records[0].output_token_ids
+    request, output = questions.requests_of(night, run)[0], run.records[0].output_token_ids
     own = tuple(t + (k >= at) for k, t in enumerate(output))
     sample = Generated(pair_key(request.prompt_token_ids, ()), own, margins)
     return dataclasses.replace(night, generated=(sample,))
@@ -188,17 +188,17 @@ def test_what_generate_says_too_is_right(factory):
 def test_requests_are_those_of_the_workload_at_every_level(factory, n):
     night = factory.make_night()
     prompts = night.suite.workload("w32_16").prompts
-    made = correctness.requests_for(night, CASE, n, 1)
+    made = questions.requests_for(night, CASE, n, 1)
     assert made == make_requests(prompts, n, 1, night.suite.seed, Vocabulary(64))
-    assert correctness.requests_for(night, dataclasses.replace(CASE, level="c1"), n, 1) == made
+    assert questions.requests_for(night, dataclasses.replace(CASE, level="c1"), n, 1) == made
 
 
 def test_judging_makes_each_launch_s_prompts_once(factory):
     night = dataclasses.replace(factory.make_night(), generated=(Generated("k", (1,)),))
-    correctness._made.cache_clear()
+    questions._made.cache_clear()
     for _ in range(2):
         factory.judge(night)
-    assert correctness._made.cache_info().misses == night.suite.launches
+    assert questions._made.cache_info().misses == night.suite.launches
 
 
 def test_every_dtype_of_a_suite_has_a_tolerance():
@@ -364,7 +364,7 @@ def test_an_emitted_end_that_was_banned_is_wrong_and_named(factory):
     )
     runs = tuple(spoilt if one is run else one for one in night.runs)
     # What the reference says of a masked token: further from its choice than any tolerance.
-    key = pair_key(correctness.requests_of(night, run)[0].prompt_token_ids, output, BANNED)
+    key = pair_key(questions.requests_of(night, run)[0].prompt_token_ids, output, BANNED)
     beyond = Verification(key, 16, 3.4e38, 1, 1.0, ((4, 3.4e38, 62),))
     checked = {**night.verifications, key: beyond}
     night = dataclasses.replace(night, runs=runs, verifications=checked)

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway import answers, correctness, night, suite, verdict
-from headway.core import Capabilities, Verification
+from headway import answers, correctness, night, questions, suite, verdict
+from headway.core import Capabilities, Request, Verification
 from headway.engines import reference, servers
 from headway.engines.fake import MODEL, FakeTokenizer, fake_tokens
 from headway.engines.launcher import Launcher
@@ -276,9 +276,9 @@ def test_all_engines_get_the_prompts_that_one_of_them_needs(begin: Begin):
     made = measured(begin("ending"))
     runs = {run.case.instance: run for run in made.results.runs}
     assert runs["a"].workload_hash == runs["b"].workload_hash
-    asked = [one.prompt_token_ids for one in correctness.requests_of(made.results, runs["b"])]
+    asked = [one.prompt_token_ids for one in questions.requests_of(made.results, runs["b"])]
     assert not any(Ending(40).ends(ids, 5) for ids in asked)
-    drawn = correctness.drawn_for(made.results, runs["b"].case, 8, 1)
+    drawn = questions.drawn_for(made.results, runs["b"].case, 8, 1)
     assert any(Ending(40).ends(one.prompt_token_ids, 5) for one in drawn)
     for run in runs.values():
         assert verdict.judge_equality(made.results, run.case).verdict == "PASS"

@@ -17,7 +17,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway import answers, correctness, loadgen, metrics, night, outlook, sse, suite, verdict
+from headway import (
+    answers,
+    correctness,
+    loadgen,
+    metrics,
+    night,
+    outlook,
+    sse,
+    suite,
+    verdict,
+)
 from headway.core import CHAT, COMPLETIONS, Request, RequestRecord, Run, TokenEvent
 from headway.engines import lines, texts
 from headway.engines.fake import FakeTokenizer, fake_tokens
@@ -375,7 +385,7 @@ def test_every_path_is_measured_counted_and_stated(begin: Begin, send, added, eq
     # All of it is read back from the journal, without an engine or a tokenizer.
     _, again = journal.read(made.folder)
     assert again == made.results
-    for one, kept in zip(correctness.requests_of(again, run), run.records, strict=True):
+    for one, kept in zip(questions.requests_of(again, run), run.records, strict=True):
         if send == "text":
             assert kept.output_token_ids == tuple(fake_tokens(one.prompt_token_ids, 5))
         assert one.texts == (
@@ -456,7 +466,7 @@ def test_a_begin_mark_that_the_server_counts_is_part_of_what_the_reference_reads
     results = dataclasses.replace(results, suite=changed)
     run = results.runs[0]
     n = run.level.num_requests
-    drawn = correctness.drawn_for(results, run.case, n, run.launch)[:n]
+    drawn = questions.drawn_for(results, run.case, n, run.launch)[:n]
     made = written(prompts, FakeTokenizer(), drawn, n)
     made = dataclasses.replace(made, model=run.case.model, launch=run.launch)
     results = dataclasses.replace(results, written={made.key: made})
@@ -467,7 +477,7 @@ def test_a_begin_mark_that_the_server_counts_is_part_of_what_the_reference_reads
         )
         read = dataclasses.replace(run, records=records, prompt_path="text", begin_tokens=1)
         assert metrics.token_accuracy(read) == 1.0
-        found = correctness.requests_of(results, read)
+        found = questions.requests_of(results, read)
         assert [one.prompt_token_ids for one in found] == [(*begins, *ids) for ids in made.ids]
         assert list(correctness._completed(results, read)) == list(zip(found, records, strict=True))
 

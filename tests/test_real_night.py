@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from headway import correctness, environment, night
+from headway import correctness, environment, night, questions
 from headway.engines.models.tiny_recall.task import expected_output
 from headway.workload import TINY_RECALL, Prompts, make_requests
 
@@ -137,7 +137,7 @@ def test_a_night_on_a_real_model_is_verified_token_for_token(real: Any) -> None:
         assert found.wrong == found.unverified == ()
         assert found.num_requests == run.level.num_requests
         assert found.num_tokens == run.level.num_requests * TOKENS
-        for request, record in zip(correctness.requests_of(results, run), run.records, strict=True):
+        for request, record in zip(questions.requests_of(results, run), run.records, strict=True):
             right = expected_output(request.prompt_token_ids, TOKENS)
             recalled.append(list(record.output_token_ids or ()) == right)
     assert all(recalled), f"{recalled.count(False)} of {len(recalled)} answers recall wrongly"

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway import answers, correctness, verdict
+from headway import answers, correctness, questions, verdict
 from headway.core import Case, RequestRecord, TokenEvent
 from headway.engines import reference
 from headway.engines.fake import MODEL, FakeTokenizer
@@ -264,7 +264,7 @@ def night(factory):
         made = factory.make_night({"a": factory.Speed()}, suite=suite)
         runs = []
         for run in made.runs:
-            asked = correctness.requests_of(made, run)
+            asked = questions.requests_of(made, run)
             records = tuple(
                 as_text(answered(request, record))
                 for request, record in zip(asked, run.records, strict=True)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binom
 
-from headway import baseline, correctness, fingerprint, metrics, verdict
+from headway import baseline, fingerprint, metrics, questions, verdict
 from headway.core import Case, RequestError, Slo, Stage, Verification
 from headway.lengths import Trace, Uniform
 from headway.stats.nights import ONE_NIGHT
@@ -341,7 +341,7 @@ def test_outputs_of_a_launch_that_was_not_measured_are_missing_not_right(factory
 @pytest.mark.parametrize("error", [None, "the reference's device has no memory"])
 def test_a_launch_time_ends_with_a_verified_token_or_is_missing(factory, error):
     night = factory.make_night()
-    key = pair_key(correctness.launch_prompt(night, "fake"), night.launches[0].first_output)
+    key = pair_key(questions.launch_prompt(night, "fake"), night.launches[0].first_output)
     known = {k: v for k, v in night.verifications.items() if k != key}
     if error:
         known[key] = Verification(key, error=error)

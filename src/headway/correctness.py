@@ -10,18 +10,16 @@ best of the ids that were left.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from headway import metrics
+from headway import questions
 from headway.answers import Ids, Pair, TextPair, answer, first_answer, key_of
 from headway.core import Case, LaunchRecord, Request, RequestRecord, Run, Verification
 from headway.engines.servers import launcher_of
-from headway.results import Generated, Results, Written, launch_key
-from headway.suite.bodies import requests_in
-from headway.workload import Vocabulary, following, in_text, make_requests
+from headway.results import Generated, Results
+from headway.workload import following
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,73 +74,9 @@ class Equality:
     lost: int = 0
 
 
-# Judging asks for the same prompts many times, and they are a pure function.
-_made = functools.lru_cache(maxsize=32)(make_requests)
-
-
 def tolerance_of(results: Results, instance: str) -> Tolerance:
     """Return what an instance's own dtype allows."""
     return TOLERANCES[results.suite.instance(instance).dtype]
-
-
-def requests_for(results: Results, case: Case, n: int, launch: int) -> tuple[Request, ...]:
-    """Return the first n requests of a case in a launch: prompts are made anew, never stored.
-
-    Except for those that had to be fixed before it (`Results.written`): texts, and ids that an
-    engine does not answer with an early end.
-    """
-    workload = results.suite.workload(case.workload)
-    if workload.prompts.bodies is not None:
-        held = requests_in(workload.prompts.bodies)
-        return tuple(replace(held[k % len(held)], index=k) for k in range(n))
-    drawn = drawn_for(results, case, n, launch)[:n]
-    send, key = workload.prompts.send, (case.model, workload.name, launch)
-    if send == "ids":
-        fixed = results.written[key].ids if key in results.written else ()
-        chosen = (
-            replace(one, prompt_token_ids=ids) for one, ids in zip(drawn, fixed, strict=False)
-        )
-        return tuple(chosen) if fixed else drawn
-    as_text = results.written[key]
-    written = zip(drawn, as_text.ids, as_text.texts, strict=False)
-    return tuple(in_text(one, ids, text, send) for one, ids, text in written)
-
-
-def drawn_for(
-    results: Results, case: Case, n: int, launch: int, again: int = 0
-) -> tuple[Request, ...]:
-    """Return requests as they are drawn (or drawn `again`, so many times), at least n.
-
-    As many as the workload's largest level has, so that all levels share what is made here.
-    """
-    workload = results.suite.workload(case.workload)
-    most = max(n, *(level.num_requests for level in workload.levels))
-    vocabulary = _vocabulary(results, case.model)
-    return _made(workload.prompts, most, launch, results.suite.seed, vocabulary, again)
-
-
-def _vocabulary(results: Results, model: str) -> Vocabulary:
-    facts = results.models[model]
-    return Vocabulary(facts.vocab_size, facts.special_ids)
-
-
-def requests_of(results: Results, run: Run) -> tuple[Request, ...]:
-    """Make a Run's requests again, as the engine read them.
-
-    A text is read with what the model's tokenizer puts before it, where the server's counts say so.
-    """
-    requests = requests_for(results, run.case, run.level.num_requests, run.launch)
-    begins = _begins(results.written.get((run.case.model, run.case.workload, run.launch)), run)
-    if not begins:
-        return requests
-    return tuple(
-        replace(one, prompt_token_ids=(*begins, *one.prompt_token_ids)) for one in requests
-    )
-
-
-def _begins(written: Written | None, run: Run) -> tuple[int, ...]:
-    read = written is not None and run.prompt_path == "text" and metrics.tokens_added(run)
-    return written.begins if written is not None and read else ()
 
 
 def why_unverified(results: Results, case: Case) -> str | None:
@@ -161,44 +95,6 @@ def why_unverified(results: Results, case: Case) -> str | None:
     return f"outputs are sampled ({how}): none was verified, only greedy ones can be"
 
 
-def launch_prompt(results: Results, model: str) -> tuple[int, ...]:
-    """Return the short prompt whose answer ends a launch's start."""
-    return _launch_prompt(_vocabulary(results, model))
-
-
-@functools.lru_cache(maxsize=8)
-def _launch_prompt(vocabulary: Vocabulary) -> tuple[int, ...]:
-    ids = vocabulary.ordinary_ids()
-    return tuple(ids[(7 * k + 3) % len(ids)] for k in range(8))
-
-
-def takes_ids(results: Results, instance: str) -> bool:
-    """Whether an instance's kind takes token ids as a prompt."""
-    asked = results.suite.instance(instance)
-    return launcher_of(asked.kind, asked.args).can.ids_in
-
-
-def launch_request(results: Results, instance: str) -> Request:
-    """Return the request whose answer ends a launch's start; a text must have been written."""
-    model = results.suite.instance(instance).model_name
-    request = Request(0, launch_prompt(results, model), 1)
-    if takes_ids(results, instance):
-        return request
-    written = results.written[launch_key(model)]
-    return in_text(request, written.ids[0], written.texts[0], "text")
-
-
-def _launch_prompt_read(results: Results, launch: LaunchRecord) -> tuple[int, ...]:
-    """Return the ids of the prompt that a launch's first token answers; empty where unknown."""
-    model = results.suite.instance(launch.instance).model_name
-    if takes_ids(results, launch.instance):
-        return launch_prompt(results, model)
-    written = results.written.get(launch_key(model))
-    readings = [] if written is None else [written.ids[0], (*written.begins, *written.ids[0])]
-    fitting = (ids for ids in readings if len(ids) == launch.first_prompt_tokens)
-    return next(fitting, ())
-
-
 def pairs(results: Results, model: str) -> Iterator[Pair | TextPair]:
     """Yield every answer of a model's instances once: launches' first tokens, then Runs'."""
     seen: set[str] = set()
@@ -212,7 +108,7 @@ def _answers(results: Results, model: str) -> Iterator[Pair | TextPair | str]:
     for launch in results.launches:
         if results.suite.instance(launch.instance).model_name == model:
             banned = banned_ids(results, launch.instance, launch)
-            yield first_answer(_launch_prompt_read(results, launch), launch, banned)
+            yield first_answer(questions.launch_prompt_read(results, launch), launch, banned)
     for run in results.runs:
         if run.case.model == model and why_unverified(results, run.case) is None:
             banned = banned_of(results, run)
@@ -225,12 +121,12 @@ def banned_ids(results: Results, instance: str, launch: LaunchRecord | None) -> 
 
     Those that it names itself, else the model's ends; none where it emits them, or just stops.
     """
-    asked = results.suite.instance(instance)
+    given = results.suite.instance(instance)
     can = launch.can if launch is not None and launch.can is not None else None
-    if (can or launcher_of(asked.kind, asked.args).can).ignore_eos != "ban":
+    if (can or launcher_of(given.kind, given.args).can).ignore_eos != "ban":
         return ()
     named = launch.info.banned_ids if launch is not None and launch.info is not None else ()
-    return named or results.models[asked.model_name].eos_ids
+    return named or results.models[given.model_name].eos_ids
 
 
 def banned_of(results: Results, run: Run) -> Ids:
@@ -245,7 +141,7 @@ def _completed(results: Results, run: Run) -> Iterator[tuple[Request, RequestRec
     Without ids where the server's count says that its text became other ones.
     """
     before: tuple[Request, RequestRecord] | None = None
-    for own, record in zip(requests_of(results, run), run.records, strict=False):
+    for own, record in zip(questions.requests_of(results, run), run.records, strict=False):
         request = own
         if own.turn and before is not None:
             request = following(own, before[0], before[1].events) or own
@@ -376,7 +272,7 @@ def _first_tokens(results: Results, instance: str) -> Iterator[tuple[str, Verifi
         if launch.instance == instance and launch.launch_s is not None:
             where = f"launch {launch.launch} attempt {launch.attempt}"
             banned = banned_ids(results, instance, launch)
-            given = first_answer(_launch_prompt_read(results, launch), launch, banned)
+            given = first_answer(questions.launch_prompt_read(results, launch), launch, banned)
             yield where, _verification(results, given)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
-from headway import arrivals, correctness, prefix_cache, validity
+from headway import arrivals, prefix_cache, questions, validity
 from headway.core import Case, LaunchRecord, Level, Request, Run, StepTiming
 from headway.engines.launch import LaunchError
 from headway.night import inside, prompts, warmup
@@ -110,7 +110,7 @@ class LiveLaunch:
         night.say(f"{planned.name}: starting")
         try:
             self._fix_prompts()
-            request = correctness.launch_request(night.results, planned.instance)
+            request = questions.launch_request(night.results, planned.instance)
             engine = lab.start(planned, request)
         except (LaunchError, OSError, ValueError) as error:
             kind = error.kind if isinstance(error, LaunchError) else "launch_failed"
@@ -129,7 +129,7 @@ class LiveLaunch:
         """Fix the prompts that are not sent as they are drawn, before the engine runs beside it."""
         night, what = self.night, "the prompt that ends a start"
         try:
-            if not correctness.takes_ids(night.results, self.planned.instance):
+            if not questions.takes_ids(night.results, self.planned.instance):
                 prompts.fix_launch(night, self.planned.cases[0].model)
             for case in self.planned.cases:
                 level, what = night.suite.level(case), f"workload {case.workload}"
@@ -201,7 +201,7 @@ class LiveLaunch:
         return inside.figures(case, level, records)
 
     def _requests(self, case: Case, n: int, launch: int) -> tuple[Request, ...]:
-        return correctness.requests_for(self.night.results, case, n, launch)
+        return questions.requests_for(self.night.results, case, n, launch)
 
     def _warm_up(self, engine: Engine, case: Case, level: Level) -> dict[str, float]:
         """Warm up a level, on prompts that no launch is measured with: those of launch 0."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
-from headway import correctness
+from headway import questions
 from headway.core import Case, Request
 from headway.engines.servers import launcher_of
 from headway.night.asked import ReferenceFailure
@@ -51,11 +51,11 @@ def fix(night: Night, case: Case, n: int, launch: int) -> None:
     known = results.written.get((case.model, case.workload, launch))
     if not (in_text or who) or (known is not None and len(known.ids) >= n):
         return
-    most = len(correctness.drawn_for(results, case, n, launch))
+    most = len(questions.drawn_for(results, case, n, launch))
     with ExitStack() as stack:
         fixing = Fixing(
             prompts,
-            lambda again: correctness.drawn_for(results, case, n, launch, again),
+            lambda again: questions.drawn_for(results, case, n, launch, again),
             f"texts/{prompts.name}/{night.suite.seed}/{launch}",
             prefix_groups(prompts.prefix, prompts.name, most, night.suite.seed),
             stack.enter_context(night.lab.writer(case.model)) if in_text else None,
@@ -157,7 +157,7 @@ def fix_launch(night: Night, model: str) -> None:
     """Write the prompt that ends a launch's start as text, once a night."""
     if launch_key(model) in night.results.written:
         return
-    prompt = correctness.launch_prompt(night.results, model)
+    prompt = questions.launch_prompt(night.results, model)
     with night.lab.writer(model) as pen:
         ids, text = pen.write(prompt, (), "texts/launch")
         night.add(Written(*launch_key(model), (ids,), (text,), pen.begins))

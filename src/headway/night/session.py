@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import headway
-from headway import calibration, codec, correctness, pairs
+from headway import calibration, codec, correctness, pairs, questions
 from headway.answers import Pair, TextPair
 from headway.calibration import Band
 from headway.core import Calibration, Case, Request, Run
@@ -214,7 +214,7 @@ class Night:
         sample: list[Sampled] = []
         for banned, run in first.items():
             # What a later turn asks for depends on the answers before it.
-            early = [one for one in correctness.requests_of(results, run) if not one.turn]
+            early = [one for one in questions.requests_of(results, run) if not one.turn]
             chosen = early[:GENERATED_PER_MODEL]
             sample += [(one, banned if one.ignore_eos else ()) for one in chosen]
         return sample

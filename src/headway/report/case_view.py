@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
-from headway import correctness, fingerprint, metrics, prefix_cache, telemetry, verdict
+from headway import correctness, fingerprint, metrics, prefix_cache, questions, telemetry, verdict
 from headway.core import Case, Run, Series
 from headway.report import private, shape, vllm_view
 from headway.results import Results
@@ -111,7 +111,7 @@ def _expected_hit_rate(results: Results, run: Run) -> float | None:
     shares = results.suite.workload(run.case.workload).prompts.prefix is not None
     if not shares or run.case.model not in results.models:
         return None
-    return prefix_cache.expected_hit_rate(correctness.requests_of(results, run))
+    return prefix_cache.expected_hit_rate(questions.requests_of(results, run))
 
 
 def _few(reasons: tuple[str, ...]) -> tuple[str, ...]:

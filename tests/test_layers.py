@@ -16,7 +16,7 @@ INSTRUMENT = ROOT / "src" / "headway"
 LAYERS = [
     {"headway", "core", "codec", "installer", "atomic", "console", "stamps", "timer"},
     {"lengths", "engines"},
-    {"workload", "arrivals", "stats", "roofline", "fingerprint", "lockfile", "tables"},
+    {"workload", "arrivals", "stats", "roofline", "fingerprint", "here", "lockfile", "tables"},
     {"sse", "transport", "suite", "metrics", "perf_tests", "calibration", "mock_server"},
     {"loadgen", "validity", "telemetry", "results", "baseline", "source"},
     {"correctness", "pairs", "history", "decisions"},

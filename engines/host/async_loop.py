@@ -1,0 +1,122 @@
+"""The engine process of an engine that works by itself, in an event loop (`contract.AsyncEngine`).
+
+It is stamped like one that is stepped: arrivals where a request is handed over, departures where
+tokens leave the engine's stream. Nothing but a refusal is caught: any other exception ends this
+process, loudly, and the front answers every open request with its last line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import sys
+import time
+from collections.abc import Callable, Coroutine
+
+from headway.engines.contract import AsyncEngine, Output, Submission
+from headway.engines.host.wire import (
+    Message,
+    Receiver,
+    out_message,
+    read_submission,
+    ready_message,
+    to_line,
+)
+
+
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """Return what makes the fastest event loop there is; None for Python's own."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory
+
+
+def serve(engine: AsyncEngine, front: socket.socket) -> None:
+    """Serve until the front closes the socket; ends the process when the engine does."""
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        cause = runner.run(AsyncLoop(engine).run(front))
+    if cause is not None:
+        sys.exit(cause)
+
+
+class AsyncLoop:
+    """Hands over what the front sent, and sends what left."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._engine = engine
+        self._serving: dict[int, asyncio.Task[None]] = {}
+        self._asked: set[asyncio.Task[None]] = set()
+
+    async def run(self, front: socket.socket) -> str | None:
+        """Serve; return why the engine ended by itself, or None when the front is gone."""
+        loop = asyncio.get_running_loop()
+        self._broken: asyncio.Future[None] = loop.create_future()
+        gone: asyncio.Future[None] = loop.create_future()
+        ending: asyncio.Task[str] | None = None
+        try:
+            try:
+                info = await self._engine.start()
+            except ValueError as error:
+                return str(error)
+            ending = loop.create_task(self._engine.ended())
+            front.setblocking(False)
+            receiver = Receiver(self._take, lambda: gone.set_result(None))
+            self._front, _ = await loop.create_connection(lambda: receiver, sock=front)
+            self._front.write(to_line(ready_message(info)))
+            await asyncio.wait((gone, ending, self._broken), return_when=asyncio.FIRST_COMPLETED)
+            if self._broken.done():
+                self._broken.result()
+            return ending.result() if ending.done() else None
+        finally:
+            # What is still served is let go with the engine: there is nobody left to read it.
+            for task in (*self._serving.values(), *self._asked, ending):
+                if task is not None:
+                    task.cancel()
+            await self._engine.close()
+
+    def _take(self, message: Message) -> None:
+        if "add" in message:
+            submission = read_submission(message["add"])
+            task = self._start(self._serve(submission, time.monotonic()))
+            self._serving[submission.id] = task
+            task.add_done_callback(lambda _: self._serving.pop(submission.id, None))
+        elif "abort" in message:
+            if (serving := self._serving.get(message["abort"])) is not None:
+                serving.cancel()
+        elif "step" in message:
+            refused = "this engine decides itself when it does a step: none can be timed"
+            self._front.write(to_line({"refused": refused}))
+        else:
+            task = self._start(self._tell_stats())
+            self._asked.add(task)
+            task.add_done_callback(self._asked.discard)
+
+    def _start(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        task.add_done_callback(self._check)
+        return task
+
+    def _check(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not self._broken.done():
+            self._broken.set_exception(error)
+
+    async def _serve(self, submission: Submission, arrived_s: float) -> None:
+        try:
+            async with contextlib.aclosing(self._engine.generate(submission)) as outputs:
+                async for output in outputs:
+                    self._send(output, arrived_s)
+        except ValueError as error:
+            self._send(Output(submission.id, (), "error", str(error)), arrived_s)
+
+    def _send(self, output: Output, arrived_s: float) -> None:
+        self._front.write(
+            to_line(out_message(time.monotonic(), [output], {output.id: arrived_s}))
+        )
+
+    async def _tell_stats(self) -> None:
+        self._front.write(to_line({"stats": dict(await self._engine.stats())}))

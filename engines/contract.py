@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeVar, get_args, get_type_hints
+from typing import Literal, Protocol, TypeVar, get_args, get_type_hints, runtime_checkable
 
 from headway.core import EngineInfo, FinishReason
 
@@ -97,6 +97,7 @@ class Engine(Protocol):
         """Gauges and counters for /metrics: running, waiting, and what the engine has more."""
 
 
+@runtime_checkable
 class AsyncEngine(Protocol):
     """An engine that works by itself: lives in the event loop of the engine process.
 

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from headway.engines.endpoint import HEALTH_TIMEOUT_S, Endpoint, tail
+from headway.engines.endpoint import HEALTH_TIMEOUT_S, Endpoint, tail, telling
 from headway.engines.launcher import HERE, Launcher, LaunchError, LaunchSpec
 from headway.engines.servers import launcher_of
 
@@ -99,7 +99,7 @@ def _wait_until_ready(endpoint: Endpoint) -> None:
     deadline = endpoint.started_s + spec.start_timeout_s
     while True:
         if not endpoint.alive():
-            said = tail(spec.log)
+            said = telling(spec.log)
             raise LaunchError("died_loading", f"{spec.instance} ended while it was loading: {said}")
         if time.monotonic() > deadline:
             raise LaunchError(

@@ -4,7 +4,8 @@
 
 KIND is hf_naive, hf_static, vllm, vllm_offline, fake, or `package.module:Class` for an engine of
 your own, found from the current directory and called as Class(model_folder, dtype, device, **args).
-The port answers at once; /health is 200 when the engine can serve. SIGTERM ends everything with status 0.
+The port answers at once; /health is 200 when the engine can serve. SIGTERM ends everything with
+status 0.
 """
 
 from __future__ import annotations

@@ -24,6 +24,9 @@ from headway.engines.host.wire import (
     to_line,
 )
 
+# How long an engine may take to let go of what it still serves.
+PARTING_S = 1.0
+
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     """Return what makes the fastest event loop there is; None for Python's own."""
@@ -72,10 +75,12 @@ class AsyncLoop:
                 self._broken.result()
             return ending.result() if ending.done() else None
         finally:
-            # What is still served is let go with the engine: there is nobody left to read it.
-            for task in (*self._serving.values(), *self._asked, ending):
-                if task is not None:
-                    task.cancel()
+            # There is nobody left to read what is still served: each is let go, as by an abort.
+            tasks = [*self._serving.values(), *self._asked, *([ending] if ending else [])]
+            for task in tasks:
+                task.cancel()
+            if tasks:
+                await asyncio.wait(tasks, timeout=PARTING_S)
             await self._engine.close()
 
     def _take(self, message: Message) -> None:
@@ -114,9 +119,7 @@ class AsyncLoop:
             self._send(Output(submission.id, (), "error", str(error)), arrived_s)
 
     def _send(self, output: Output, arrived_s: float) -> None:
-        self._front.write(
-            to_line(out_message(time.monotonic(), [output], {output.id: arrived_s}))
-        )
+        self._front.write(to_line(out_message(time.monotonic(), [output], {output.id: arrived_s})))
 
     async def _tell_stats(self) -> None:
         self._front.write(to_line({"stats": dict(await self._engine.stats())}))

@@ -70,7 +70,7 @@ def main() -> None:
         )
     except (ModelError, ValueError) as error:
         sys.exit(f"{error}")
-    if not hasattr(engine, "step"):
+    if isinstance(engine, AsyncEngine):
         async_loop.serve(engine, front)
         return
     front.sendall(to_line(ready_message(engine.info)))

@@ -53,7 +53,9 @@ def arguments(
     known = {field.name for field in fields(made)}  # type: ignore[arg-type]
     for name in own:
         if name not in known:
-            raise ValueError(f"{kind} has no argument {name!r}; it takes those of vLLM's EngineArgs")
+            raise ValueError(
+                f"{kind} has no argument {name!r}; it takes those of vLLM's EngineArgs"
+            )
     defaults = {
         "model": str(folder.path),
         "served_model_name": folder.name,

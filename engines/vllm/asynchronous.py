@@ -62,5 +62,6 @@ class Vllm:
 
     async def close(self) -> None:
         """End vLLM's processes."""
-        if self._llm is not None:
-            await asyncio.to_thread(self._llm.shutdown, STOP_S)
+        llm, self._llm = self._llm, None
+        if llm is not None:
+            await asyncio.to_thread(llm.shutdown, STOP_S)

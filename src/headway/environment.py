@@ -32,7 +32,7 @@ from headway.lockfile import (
     write_lock,
 )
 
-__all__ = ["EnvironmentFailed", "default_home", "main", "python_for"]
+__all__ = ["EnvironmentFailed", "NotHere", "default_home", "main", "python_for"]
 
 PACKAGE = Path(__file__).resolve().parent
 CHECKOUT = PACKAGE.parent.parent

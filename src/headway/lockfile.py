@@ -109,8 +109,9 @@ def write_lock(
     """
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        builds = [pin for pin in for_variant(requirements["linux_cpu"], cpu, "linux_cpu")
-                  if "+cpu" in pin]
+        builds = [
+            pin for pin in for_variant(requirements["linux_cpu"], cpu, "linux_cpu") if "+cpu" in pin
+        ]
         if builds:
             options = ["--only-binary", ":all:", "--no-deps", "--dest", str(folder), *builds]
             run_pip(Path(sys.executable), ["download", *from_index(cpu), *options], say)

@@ -64,4 +64,4 @@ class Vllm:
         """End vLLM's processes."""
         llm, self._llm = self._llm, None
         if llm is not None:
-            await asyncio.to_thread(llm.shutdown, STOP_S)
+            llm.shutdown(STOP_S)  # nothing else is left to do in this loop

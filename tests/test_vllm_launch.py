@@ -131,6 +131,7 @@ def test_on_a_cpu_it_has_all_our_cores_and_a_share_of_the_memory(kind: str) -> N
     memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     assert 1 <= int(variables["VLLM_CPU_KVCACHE_SPACE"]) <= max(1, memory_gib / 4)
     assert variables["HF_HUB_OFFLINE"] == "1"
+    assert "VLLM_CPU_KVCACHE_SPACE" not in env(spec(kind, args={"kv_cache_memory_bytes": 1 << 30}))
     on_gpu = env(spec(kind, device="cuda"))
     assert not {name for name in on_gpu if "CPU" in name or "PRELOAD" in name}
 

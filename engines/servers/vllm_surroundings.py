@@ -18,6 +18,7 @@ GIB_BYTES = 1 << 30
 # Without a size, the cache is taken out of all of the machine's memory.
 CACHE_SHARE = 0.25
 MOST_CACHE_GIB = 64
+SIZES = frozenset(("kv_cache_memory_bytes", "gpu_memory_utilization"))
 THREADS = "threads"  # of `args`: vLLM itself has no such argument
 
 
@@ -27,9 +28,12 @@ def surroundings(spec: LaunchSpec, arguments: Mapping[str, object]) -> Mapping[s
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "PYTHONSAFEPATH": "1",  # `-m` would find a folder `vllm` where we are first
+        # Said after vLLM's end, it would be the last line of the log, which is to say why.
+        "PYTHONWARNINGS": "ignore::UserWarning:multiprocessing.resource_tracker",
     }
     if spec.device == "cpu":
-        variables["VLLM_CPU_KVCACHE_SPACE"] = str(_cache_gib())
+        if SIZES.isdisjoint(arguments):  # it would win over them
+            variables["VLLM_CPU_KVCACHE_SPACE"] = str(_cache_gib())
         variables["VLLM_CPU_OMP_THREADS_BIND"] = _cores(arguments.get(THREADS))
         if preloaded := ":".join(_libraries(spec)):
             variables["LD_PRELOAD"] = preloaded

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from headway import arrivals, loadgen, transport
 from headway.core import Case, EngineInfo, Level, Request
-from headway.engines.launch import HERE, Endpoint, LaunchError, LaunchSpec, launched, tail
+from headway.engines.endpoint import telling
+from headway.engines.launch import HERE, Endpoint, LaunchError, LaunchSpec, launched
 from headway.night import machine, texts, verify
 from headway.night.lab import Driven
 from headway.night.machine import Kernels
@@ -174,11 +175,11 @@ class RealEngine:
         return self.endpoint.serves()
 
     def last_words(self) -> str:
-        """Say how it ended, with the last lines of its log."""
+        """Say how it ended, with what its log says of that."""
         ended = self.endpoint.ends_within(ENDING_S)
         self.stop()
         what = "the engine ended" if ended else "the engine answers /health no more"
-        return f"{what}: {tail(self.lab.spec(self.planned).log, 3) or 'it said nothing'}"
+        return f"{what}: {telling(self.lab.spec(self.planned).log) or 'it said nothing'}"
 
     def warm_up(self, case: Case, level: Level, requests: Sequence[Request]) -> dict[str, float]:
         """Send waves of short requests, as many at once as the level, until they agree.

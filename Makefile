@@ -67,10 +67,11 @@ wheel-check: tools
 clean:
 	rm -rf .venv build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
-## set-up; both do nothing, quickly, when nothing has changed
+## set-up; both do nothing, quickly, when nothing has changed. What this machine has no wheels for
+## (vllm, outside Linux on x86-64) is left out, and said.
 
 setup: python
-	@$(ENVIRONMENT) setup hf
+	@$(ENVIRONMENT) setup hf vllm
 
 tools: python
 	@$(ENVIRONMENT) setup

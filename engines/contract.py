@@ -1,15 +1,25 @@
 """What the host asks of an engine, and what passes between its two processes.
 
 An engine is anything with the methods of `Engine`: the host's engine process calls `step` while
-there is work and stamps what leaves. `Backend` is the same thing seen from the front: the engine
-process on the other end of a socket, or an engine that needs no process (`fake`).
+there is work and stamps what leaves. Or, where it works by itself beside an event loop, with those
+of `AsyncEngine`. `Backend` is the same thing seen from the front: the engine process on the other
+end of a socket, or an engine that needs no process (`fake`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, get_args, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    Protocol,
+    TypeVar,
+    get_args,
+    get_type_hints,
+    runtime_checkable,
+)
 
 from headway.core import EngineInfo, FinishReason
 
@@ -23,7 +33,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """A request as the engine sees it: ids in, ids out; text is the front's business."""
+    """A request as the engine sees it: ids in, ids out; text is the front's business.
+
+    An engine with a prefix cache shares it among requests with the same `salt` only.
+    """
 
     id: int
     prompt_token_ids: tuple[int, ...]
@@ -32,6 +45,7 @@ class Submission:
     temperature: float = 0.0
     top_p: float = 1.0
     seed: int | None = None
+    salt: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +55,7 @@ class Output:
     `finish_reason` is set on the last one; it may then carry no tokens. `error` is one sentence,
     set exactly when `finish_reason` is "error". `counted` is the engine's own count of the output
     tokens, for an engine that counts; where it is None the front counts what it passed on.
+    `cached` of the prompt's tokens came from a prefix cache; None for an engine without one.
     """
 
     id: int
@@ -48,6 +63,7 @@ class Output:
     finish_reason: FinishReason | None = None
     error: str | None = None
     counted: int | None = None
+    cached: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +107,35 @@ class Engine(Protocol):
 
     def stats(self) -> Mapping[str, float]:
         """Gauges and counters for /metrics: running, waiting, and what the engine has more."""
+
+
+@runtime_checkable
+class AsyncEngine(Protocol):
+    """An engine that works by itself: lives in the event loop of the engine process.
+
+    Built as `Class(model_folder, dtype, device, **arguments)`; ValueError there or from `start`
+    means an argument it cannot take. Any other exception than `generate`'s ValueError ends the
+    process, and with it every open request. It times no steps: nobody else decides when it does
+    one.
+    """
+
+    async def start(self) -> EngineInfo:
+        """Load; returns when a token could be served."""
+
+    def generate(self, submission: Submission) -> AsyncGenerator[Output, None]:
+        """Yield what a request gets, as it leaves the engine; closing it early is an abort.
+
+        Raises ValueError, one sentence, before the first output, for a request it cannot serve.
+        """
+
+    async def ended(self) -> str:
+        """Return the cause, one sentence, when the engine has died, busy or idle."""
+
+    async def stats(self) -> Mapping[str, float]:
+        """Gauges and counters for /metrics: running, waiting, and what the engine has more."""
+
+    async def close(self) -> None:
+        """Stop, and leave no process behind."""
 
 
 class Backend(Protocol):

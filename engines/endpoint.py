@@ -11,7 +11,7 @@ import json
 import re
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -32,6 +32,10 @@ _OUT_OF_MEMORY = re.compile(
 _LAST_LINES = 60
 # The status of a child that SIGKILL ended, as its supervisor passes it on.
 _KILLED = 128 + 9
+# What a server puts before a line of its log: `(EngineCore pid=7) ERROR 11-30 14:12:35 [core.py:1]`
+LOG_HEAD = re.compile(r"^(\([\w -]*pid=\d+\) ?)?([A-Z]+ [\d-]+ [\d:,.]+ \[[^\]]*\] ?)?")
+ERROR_LINE = re.compile(r"([A-Za-z_]\w*\.)*[A-Z]\w*(Error|Exception|Exit|Interrupt)\b(: .*)?$")
+MOST_ERROR_LINES = 4
 
 
 class Endpoint:
@@ -94,7 +98,8 @@ class Endpoint:
         """
         if self.alive() or self._supervisor is None:
             return False
-        if _OUT_OF_MEMORY.search(_last(self.spec.log, _LAST_LINES)):
+        last = "\n".join(_read(self.spec.log).splitlines()[-_LAST_LINES:])
+        if _OUT_OF_MEMORY.search(last):
             return True
         kills = oom_kills()
         if kills is None or self._oom_kills is None:
@@ -190,18 +195,42 @@ class Endpoint:
                 Path(f"/proc/{pid}/clear_refs").write_text("5")
 
 
+def telling(log: Path) -> str:
+    """Return what a log says of the engine's end, in one line: its first error, else its end.
+
+    Of several processes the one that failed first tells why; the tracebacks of those that waited
+    for it come after.
+    """
+    lines = [LOG_HEAD.sub("", line).rstrip() for line in _read(log).splitlines()]
+    for start, line in enumerate(lines):
+        if line == "Traceback (most recent call last):":
+            rest = range(start + 1, len(lines))
+            end = next((n for n in rest if ERROR_LINE.match(lines[n])), None)
+            if end is not None:
+                return " ".join(_message(lines[end : end + MOST_ERROR_LINES]))[:600]
+    return tail(log)
+
+
+def _message(lines: list[str]) -> Iterator[str]:
+    """Yield an error's line, and those after it that belong to its message."""
+    yield lines[0]
+    for line in lines[1:]:
+        if not line.startswith(" "):
+            return
+        yield line.strip()
+
+
 def tail(log: Path, lines: int = 5) -> str:
     """Return the last lines of a log, in one line; empty when there is none."""
-    text = _last(log, lines)
-    return " | ".join(line.strip() for line in text.splitlines() if line.strip())[-600:]
+    last = _read(log).splitlines()[-lines:]
+    return " | ".join(line.strip() for line in last if line.strip())[-600:]
 
 
-def _last(log: Path, lines: int) -> str:
+def _read(log: Path) -> str:
     try:
-        text = log.read_text(encoding="utf-8", errors="replace")
+        return log.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
-    return "\n".join(text.splitlines()[-lines:])
 
 
 def oom_kills(proc: Path = Path("/proc")) -> int | None:

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 from headway.engines.container import Container, prepare
 from headway.engines.container import command as run_command
-from headway.engines.endpoint import MEMORY, Endpoint, tail
+from headway.engines.endpoint import MEMORY, Endpoint, tail, telling
 from headway.engines.launcher import HERE, Launcher, LaunchError, LaunchSpec
 from headway.engines.servers import launcher_of
 
@@ -117,7 +117,7 @@ def _wait_until_ready(endpoint: Endpoint) -> None:
     while True:
         if not endpoint.alive():
             kind, what = ("oom", MEMORY) if endpoint.out_of_memory() else ("died_loading", "ended")
-            message = f"{spec.instance} {what} while it was loading: {tail(spec.log)}"
+            message = f"{spec.instance} {what} while it was loading: {telling(spec.log)}"
             raise LaunchError(kind, message)
         if time.monotonic() > deadline:
             said = tail(spec.log) if endpoint.ours else f"it is to be at {endpoint.base_url}"

@@ -12,7 +12,14 @@ from pathlib import Path
 import pytest
 
 from headway import compiling, environment, installer, lockfile
-from headway.environment import EnvironmentFailed, environment_of, main, plan, python_for
+from headway.environment import (
+    EnvironmentFailed,
+    NotHere,
+    environment_of,
+    main,
+    plan,
+    python_for,
+)
 from headway.lockfile import CpuBuilds, for_variant, read_lock, write_lock
 
 ENVIRONMENTS = """
@@ -20,10 +27,10 @@ ENVIRONMENTS = """
 about = "a test"
 engines = ["mine_a", "mine_b"]
 input = "mine.in"
-remove = ["harmful"]
 [mine.cpu_builds]
 index = "http://127.0.0.1:9/nothing-listens-here"
 packages = ["tensors"]
+leave_out = ["harmful"]
 
 [here]
 about = "this one"
@@ -35,9 +42,11 @@ LOCK = """# mine: a test.
 # download: 3 MB
 # download linux_cuda: 40 MB
 
-harmful==1.0
 tensors==2.0  # 1.5 MB
 tool==1.1
+
+# [linux_cpu] Linux without an NVIDIA GPU has these as well
+engine-cpu==4.0
 
 # [linux_cuda] Linux with an NVIDIA GPU has these as well
 gpu-things==3.0
@@ -67,7 +76,7 @@ def envs(tmp_path, monkeypatch):
     folder.mkdir()
     (folder / "environments.toml").write_text(ENVIRONMENTS)
     (folder / "mine.txt").write_text(LOCK)
-    for name, version in [("harmful", "1.0"), ("tool", "1.1"), ("gpu_things", "3.0")]:
+    for name, version in [("tool", "1.1"), ("gpu_things", "3.0"), ("engine_cpu", "4.0")]:
         wheel(tmp_path / "wheels", name, version)
     wheel(tmp_path / "wheels", "tensors", "2.0", "gpu-things")
     wheel(tmp_path / "wheels", "tensors", "2.0+cpu")
@@ -112,7 +121,7 @@ def test_made_on_demand_then_there_at_once(envs, home, monkeypatch):
     assert str(python.parent.parent) in said[0]
     assert seen(python, "tensors") == "2.0+cpu"
     assert seen(python, "tool") == "1.1"
-    assert seen(python, "harmful") is None
+    assert seen(python, "engine_cpu") == "4.0"
     assert seen(python, "gpu_things") is None
 
     monkeypatch.setattr(subprocess, "Popen", refuse)
@@ -127,6 +136,7 @@ def test_a_gpu_takes_the_plain_build_and_its_own_pins(envs, home):
     assert "about 40 MB" in said[0]
     assert seen(planned.python, "tensors") == "2.0"
     assert seen(planned.python, "gpu_things") == "3.0"
+    assert seen(planned.python, "engine_cpu") is None
 
 
 def test_two_at_once_make_one(envs, home, monkeypatch):
@@ -216,7 +226,7 @@ def test_unknown_names_are_answered_with_the_known(envs, capsys):
 
 def test_another_python_is_looked_for_on_the_path(envs, home, tmp_path, monkeypatch):
     toml = envs / "environments.toml"
-    toml.write_text(ENVIRONMENTS.replace("remove =", 'pythons = ["2.6", "2.5"]\nremove ='))
+    toml.write_text(ENVIRONMENTS.replace("[mine.cpu", 'pythons = ["2.6", "2.5"]\n[mine.cpu'))
     monkeypatch.setenv("PATH", str(tmp_path))
     mine = environment.environments()["mine"]
     with pytest.raises(EnvironmentFailed, match=r"needs Python 2\.6 or 2\.5: this is 3\."):
@@ -225,16 +235,29 @@ def test_another_python_is_looked_for_on_the_path(envs, home, tmp_path, monkeypa
     assert plan(mine, home).interpreter == tmp_path / "python2.5"
 
 
+def test_what_this_machine_has_no_wheels_for_is_left_out_and_said(envs, home, capsys, monkeypatch):
+    """Setting a checkout up goes on without it; asking for it fails."""
+    toml = envs / "environments.toml"
+    toml.write_text(ENVIRONMENTS.replace("[mine.cpu", 'machines = ["plan9_vax"]\n[mine.cpu'))
+    made: list[str] = []
+    monkeypatch.setattr(environment, "plan_checkout", lambda: "the checkout")
+    monkeypatch.setattr(environment, "make", lambda plans, home, say: made.extend(plans))
+    assert main(["setup", "mine"]) == 0
+    assert made == ["the checkout"]
+    assert "Left out: The environment mine has wheels for plan9_vax only" in capsys.readouterr().err
+    assert main(["list"]) == 0
+    assert "not here" in capsys.readouterr().out
+    with pytest.raises(NotHere, match=f"this is {sys.platform}_"):
+        python_for("mine_a", home, refuse)
+    assert main(["make", "mine"]) == 2
+
+
 def test_reading_a_lock(envs):
     path = envs / "mine.txt"
-    assert read_lock(path, "linux_cuda").pins == (
-        "harmful==1.0",
-        "tensors==2.0",
-        "tool==1.1",
-        "gpu-things==3.0",
-    )
+    assert read_lock(path, "linux_cuda").pins == ("tensors==2.0", "tool==1.1", "gpu-things==3.0")
+    assert read_lock(path, "linux_cpu").pins == ("tensors==2.0", "tool==1.1", "engine-cpu==4.0")
     assert read_lock(path, "linux_cuda").download_mb == 40
-    assert read_lock(path, "macos").pins == ("harmful==1.0", "tensors==2.0", "tool==1.1")
+    assert read_lock(path, "macos").pins == ("tensors==2.0", "tool==1.1")
     assert read_lock(path, "macos").download_mb == 3
 
 
@@ -255,13 +278,41 @@ def test_pins_with_a_cpu_build():
 
 
 def test_writing_a_lock(envs, tmp_path):
-    cpu = CpuBuilds(("tensors",), "http://127.0.0.1:9/nothing-listens-here")
-    wheel(tmp_path / "wheels", "tool", "1.3", "harmful")
+    """One distribution has two names and two closures; what is left out takes nothing with it."""
+    cpu = CpuBuilds(("tensors",), "http://127.0.0.1:9/nothing-listens-here", ("harmful",))
+    wheels = tmp_path / "wheels"
+    wheel(wheels, "harmful", "1.0")
+    wheel(wheels, "tool", "1.3", "harmful")
+    wheel(wheels, "engine", "5.0", "gpu-things")
     path = envs / "new.txt"
-    write_lock(path, "a new one", ["tensors==2.0", "tool>=1  # why"], cpu, lambda text: None)
+    both = ["tensors==2.0", "tool>=1  # why"]
+    asked = {"linux_cpu": [*both, "engine-cpu==4.0"], "linux_cuda": [*both, "engine==5.0"]}
+    write_lock(path, "a new one", asked, cpu, lambda text: None)
     assert path.read_text().startswith("# new: a new one.\n")
-    assert read_lock(path, "linux_cpu").pins == ("harmful==1.0", "tensors==2.0", "tool==1.3")
-    assert read_lock(path, "linux_cuda").pins[3:] == ("gpu-things==3.0",)
+    assert read_lock(path, "macos").pins == ("tensors==2.0", "tool==1.3")
+    assert read_lock(path, "linux_cpu").pins[2:] == ("engine-cpu==4.0",)
+    assert read_lock(path, "linux_cuda").pins[2:] == (
+        "engine==5.0",
+        "gpu-things==3.0",
+        "harmful==1.0",
+    )
+    assert read_lock(path, "linux_cuda").download_mb == 0
+
+
+def test_without_cpu_builds_all_variants_are_one(envs):
+    path = envs / "new.txt"
+    asked = {"linux_cpu": ["tool==1.1"], "linux_cuda": ["never looked at==1"]}
+    write_lock(path, "a new one", asked, CpuBuilds(), lambda text: None)
+    assert read_lock(path, "macos").pins == read_lock(path, "linux_cuda").pins == ("tool==1.1",)
+
+
+def test_requirements_of_one_variant(envs):
+    (envs / "mine.in").write_text(
+        "tool\n# [linux_cpu]\nengine-cpu==4  # a\n# [linux_cuda]\nengine==5\n"
+    )
+    mine = environment.environments()["mine"]
+    assert environment.requirements(mine, "linux_cpu") == ["tool", "engine-cpu==4"]
+    assert environment.requirements(mine, "linux_cuda") == ["tool", "engine==5"]
 
 
 @pytest.mark.parametrize("name", environment.environments())
@@ -276,18 +327,20 @@ def test_the_committed_locks(name):
         for_variant(cpu.pins, chosen.cpu, "linux_cpu") != list(cpu.pins) or not chosen.cpu.packages
     )
     assert bool(chosen.cpu.packages) == any(pin.startswith("nvidia") for pin in cuda.pins)
+    assert not {pin.partition("==")[0] for pin in cpu.pins} & set(chosen.cpu.leave_out)
     assert (environment.ENVS / chosen.input).is_file()
 
 
 def test_the_lock_is_of_what_is_asked_for():
     """Every direct requirement is pinned: no one changes an input and forgets the lock."""
     for name, chosen in environment.environments().items():
-        pins = read_lock(environment.ENVS / f"{name}.txt", "linux_cpu").pins
-        locked = {pin.partition("==")[0] for pin in pins}
-        for line in environment.requirements(chosen):
-            asked = lockfile.NAME.match(line)
-            assert asked is not None, line
-            assert asked[0].lower() in locked, f"`headway env lock {name}` was forgotten"
+        for variant in lockfile.VARIANTS:
+            pins = read_lock(environment.ENVS / f"{name}.txt", variant).pins
+            locked = {pin.partition("==")[0] for pin in pins}
+            for line in environment.requirements(chosen, variant):
+                asked = lockfile.NAME.match(line)
+                assert asked is not None, line
+                assert asked[0].lower() in locked, f"`headway env lock {name}` was forgotten"
 
 
 COMPILED = """

@@ -27,6 +27,7 @@ STALLED = {**QUICK, "stall_request": 1}
 STREAM_END = b"0\r\n\r\n"
 
 STEP_ENGINE = '''
+import asyncio
 import os
 from headway.core import EngineInfo
 from headway.engines.contract import Output
@@ -67,6 +68,46 @@ class Counter:
         return batch * 0.5
     def stats(self):
         return {"running": len(self.open), "waiting": 0, "steps_total": 5}
+
+class AsyncCounter:
+    """The same, working by itself; what it says it found cached is the length of the salt."""
+    def __init__(self, folder, dtype, device, die=False, refuse=False):
+        self.die, self.refuse = die, refuse
+        self.info = EngineInfo("counter", "1", folder.name, dtype, device, {"pid": os.getpid()})
+        self.running = 0
+        self.dead = asyncio.Event()
+    async def start(self):
+        if self.die:
+            raise MemoryError("no room for the weights")
+        if self.refuse:
+            raise ValueError("counting is not for everyone")
+        return self.info
+    async def generate(self, submission):
+        if 901 in submission.prompt_token_ids:
+            raise ValueError("901 is not to my taste")
+        self.running += 1
+        try:
+            for n in range(submission.max_tokens):
+                await asyncio.sleep(0.001)
+                if n == 2 and 900 in submission.prompt_token_ids:
+                    raise ArithmeticError("the cache is on fire")
+                if n == 2 and 902 in submission.prompt_token_ids:
+                    await asyncio.Event().wait()
+                if n == 2 and 903 in submission.prompt_token_ids:
+                    self.dead.set()
+                token = (submission.prompt_token_ids[-1] + n) % 900
+                reason = "length" if n + 1 == submission.max_tokens else None
+                cached = len(submission.salt) if reason and submission.salt else None
+                yield Output(submission.id, (token,), reason, cached=cached)
+        finally:
+            self.running -= 1
+    async def ended(self):
+        await self.dead.wait()
+        return "the cache has left"
+    async def stats(self):
+        return {"running": self.running, "waiting": 0, "steps_total": 5}
+    async def close(self):
+        assert not self.running  # everyone was let go first
 '''
 
 
@@ -152,9 +193,20 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Host]]:
         host.stop()
 
 
+@pytest.fixture(params=["Counter", "AsyncCounter"])
+def counter(request: pytest.FixtureRequest, start: Callable[..., Host]) -> Host:
+    """An engine of one's own: one that is stepped, and one that works by itself."""
+    return start(f"step_engine:{request.param}", {}).wait_until_ready()
+
+
 @pytest.fixture
-def counter(start: Callable[..., Host]) -> Host:
+def stepped(start: Callable[..., Host]) -> Host:
     return start("step_engine:Counter", {}).wait_until_ready()
+
+
+@pytest.fixture
+def working(start: Callable[..., Host]) -> Host:
+    return start("step_engine:AsyncCounter", {}).wait_until_ready()
 
 
 def body(**fields: object) -> dict[str, object]:
@@ -424,7 +476,7 @@ def test_a_death_while_loading_is_the_last_line(start: Callable[..., Host]) -> N
 # Two processes.
 
 
-def test_a_step_engine_of_ones_own(counter: Host) -> None:
+def test_an_engine_of_ones_own(counter: Host) -> None:
     _, answer, _ = counter.ask("/v1/completions", body(return_token_ids=True))
     assert answer["choices"][0]["token_ids"] == [12, 13, 14, 15, 16]
     stamps = answer["headway"]
@@ -435,13 +487,37 @@ def test_a_step_engine_of_ones_own(counter: Host) -> None:
     assert counter.metric("steps_total") == 5
 
 
-def test_steps_are_timed_in_the_engine_process(counter: Host) -> None:
+def test_steps_are_timed_in_the_engine_process(stepped: Host) -> None:
     step = {"phase": "decode", "batch": 3, "length": 8}
-    assert counter.ask("/headway/step", step)[1] == {"seconds": 1.5}
-    status, answer, _ = counter.ask("/headway/step", {**step, "batch": 5})
+    assert stepped.ask("/headway/step", step)[1] == {"seconds": 1.5}
+    status, answer, _ = stepped.ask("/headway/step", {**step, "batch": 5})
     assert (status, answer["error"]["message"]) == (400, "batch must be at most 4")
-    assert counter.ask("/headway/step", {**step, "phase": "both"})[0] == 400
-    assert counter.ask("/headway/clock")[1] == {"step_s": 1.5}
+    assert stepped.ask("/headway/step", {**step, "phase": "both"})[0] == 400
+    assert stepped.ask("/headway/clock")[1] == {"step_s": 1.5}
+
+
+def test_an_engine_that_works_by_itself_times_no_step(working: Host) -> None:
+    status, answer, _ = working.ask("/headway/step", {"phase": "decode", "batch": 1, "length": 8})
+    assert status == 400
+    assert "none can be timed" in answer["error"]["message"]
+    assert working.ask("/headway/clock")[1] == {"step_s": 0.0}
+
+
+def test_a_salt_reaches_the_engine_and_what_was_cached_the_client(working: Host) -> None:
+    _, answer, _ = working.ask("/v1/completions", body(cache_salt="four"))
+    assert answer["usage"]["prompt_tokens_details"] == {"cached_tokens": 4}
+    assert "prompt_tokens_details" not in working.ask("/v1/completions", body())[1]["usage"]
+    assert working.ask("/v1/completions", body(cache_salt=""))[0] == 400
+
+
+def test_an_engine_that_dies_by_itself_ends_the_host(working: Host) -> None:
+    with working.raw() as sock:
+        sock.sendall(http_request(body(stream=True, prompt=[902])))
+        begun = read_to(sock, b"data: ")
+        working.ask("/v1/completions", body(prompt=[903], max_tokens=3))
+        data = begun + read_to(sock, b"no such end")
+    assert b"engine process ended with status 1: the cache has left" in data
+    assert working.process.wait(30) == 1
 
 
 def test_a_request_the_engine_refuses_fails_alone(counter: Host) -> None:
@@ -490,6 +566,8 @@ def test_killing_the_engine_process_fails_all_and_ends_the_host(counter: Host) -
     ("kind", "args", "said"),
     [
         ("step_engine:Counter", {"die": True}, "MemoryError: no room for the weights"),
+        ("step_engine:AsyncCounter", {"die": True}, "MemoryError: no room for the weights"),
+        ("step_engine:AsyncCounter", {"refuse": True}, "counting is not for everyone"),
         ("step_engine:Nothing", {}, "module step_engine has no class 'Nothing'"),
         ("no_such_kind", {}, "there is no engine kind 'no_such_kind': use hf_naive"),
     ],

@@ -200,11 +200,12 @@ def test_every_field_arrives() -> None:
         "stop": "x",
         "ignore_eos": True,
         "return_token_ids": True,
+        "cache_salt": "s",
     }
     ask = parse_ask(json.dumps({**GOOD, **neutral, **fields}).encode(), chat=False)
     assert (ask.max_tokens, ask.stream, ask.include_usage) == (9, True, True)
     assert (ask.temperature, ask.top_p, ask.seed, ask.stop) == (0.5, 0.25, -3, ("x",))
-    assert (ask.ignore_eos, ask.return_token_ids, ask.chat) == (True, True, False)
+    assert (ask.ignore_eos, ask.return_token_ids, ask.chat, ask.salt) == (True, True, False, "s")
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,8 @@ INSTRUMENT = ROOT / "src" / "headway"
 LAYERS = [
     {"headway", "core", "codec", "installer", "atomic", "console", "stamps", "timer"},
     {"lengths", "engines"},
-    {"workload", "arrivals", "stats", "roofline", "fingerprint", "lockfile", "tables", "compiling"},
+    {"workload", "arrivals", "stats", "roofline", "fingerprint", "tables"},
+    {"here", "compiling", "lockfile"},
     {"sse", "transport", "suite", "metrics", "perf_tests", "calibration", "mock_server"},
     {"loadgen", "validity", "prefix_cache", "telemetry"},
     {"results", "answers", "baseline", "source"},

@@ -24,6 +24,7 @@ from headway import (
     metrics,
     night,
     outlook,
+    questions,
     sse,
     suite,
     verdict,

@@ -2,9 +2,10 @@
 
     python boot.py headway.engines.host KIND --model-json JSON --served-name NAME --port N
 
-KIND is hf_naive, hf_static, fake, or `package.module:Class` for a step engine of your own, found
-from the current directory and called as Class(model_folder, dtype, device, **args). The port
-answers at once; /health is 200 when the engine can serve. SIGTERM ends everything with status 0.
+KIND is hf_naive, hf_static, vllm, vllm_offline, fake, or `package.module:Class` for an engine of
+your own, found from the current directory and called as Class(model_folder, dtype, device, **args).
+The port answers at once; /health is 200 when the engine can serve. SIGTERM ends everything with
+status 0.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 
 from headway.engines import fake
 from headway.engines.contract import Backend
+from headway.engines.host.async_loop import loop_factory
 from headway.engines.host.front import Front, Limits, Tokenizer
 from headway.engines.host.http import Connection
 from headway.engines.host.process import ProcessBackend
@@ -53,7 +55,7 @@ def main() -> None:
     limits = Limits(folder.vocab_size, folder.context_length, given.max_unfinished)
     other = plan is not None and plan.other_tokenizer
     front = Front(backend, lambda: _load_tokenizer(folder, other), served_name, limits, extra)
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
         cause = runner.run(serve(front, backend, given))
     if cause is not None:
         sys.stderr.write(f"headway host: {cause}\n")
@@ -105,7 +107,7 @@ def _cause(life: asyncio.Task[str]) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="headway.engines.host", description="Serve an engine.")
-    parser.add_argument("kind", help="hf_naive, hf_static, fake, or package.module:Class")
+    parser.add_argument("kind", help="a kind of engine, or package.module:Class")
     parser.add_argument("--model-json", default='{"name": "fake"}', help="a ModelFolder as JSON")
     parser.add_argument("--served-name", help="the model's name for clients (default: its own)")
     parser.add_argument("--dtype", default="float32")
@@ -148,15 +150,6 @@ def _load_tokenizer(folder: ModelFolder, other: bool) -> Tokenizer:
     from headway.engines.models.tokenizer import load_tokenizer  # needs the tokenizers library
 
     return load_tokenizer(folder)
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
-    return factory
 
 
 if __name__ == "__main__":

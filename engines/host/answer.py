@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from headway.engines.contract import Departure, Submission
+from headway.engines.contract import Departure, Output, Submission
 from headway.engines.host.chunks import (
     DONE,
     ChunkWriter,
@@ -144,7 +144,7 @@ class Answer:
             return
         # A stop string ends the answer while the engine still works on it.
         self._finish(piece.finish_reason, at_work=output.finish_reason is None)
-        self._response.end(piece, stamps, self._usage(output.counted))
+        self._response.end(piece, stamps, self._usage(output))
 
     def disconnected(self) -> None:
         """End: nobody reads any more."""
@@ -155,6 +155,6 @@ class Answer:
         self._over = True
         self._on_end(Ended(self._submission, reason, self._transcript.num_tokens, at_work))
 
-    def _usage(self, counted: int | None) -> Usage:
-        num_tokens = self._transcript.num_tokens if counted is None else counted
-        return Usage(len(self._submission.prompt_token_ids), num_tokens)
+    def _usage(self, last: Output) -> Usage:
+        num_tokens = self._transcript.num_tokens if last.counted is None else last.counted
+        return Usage(len(self._submission.prompt_token_ids), num_tokens, last.cached)

@@ -25,13 +25,16 @@ class Usage:
 
     prompt_tokens: int
     completion_tokens: int
+    cached_tokens: int | None = None
 
-    def as_json(self) -> Mapping[str, int]:
-        """Return OpenAI's `usage` object."""
+    def as_json(self) -> Mapping[str, object]:
+        """Return OpenAI's `usage` object; without cached tokens for an engine that has no cache."""
+        cached = {"prompt_tokens_details": {"cached_tokens": self.cached_tokens}}
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
+            **({} if self.cached_tokens is None else cached),
         }
 
 

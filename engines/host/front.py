@@ -296,6 +296,7 @@ class Front:
             temperature=ask.temperature,
             top_p=ask.top_p,
             seed=ask.seed,
+            salt=ask.salt,
         )
 
     def _prompt_ids(self, ask: Ask, tokenizer: Tokenizer) -> tuple[int, ...]:

@@ -1,5 +1,7 @@
 """The engine process: loads one engine and steps it while there is work.
 
+One that works by itself, an `AsyncEngine`, is served by `async_loop` instead.
+
 Started by the front (`process`), never by hand. Nothing is caught around `step`: an exception ends
 this process, loudly, and the front answers every open request with its last line.
 """
@@ -10,7 +12,6 @@ import argparse
 import importlib
 import json
 import os
-import platform
 import select
 import signal
 import socket
@@ -18,11 +19,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from headway.engines.contract import Engine, Output, Submission
+from headway.engines.contract import AsyncEngine, Engine, Output, Submission
+from headway.engines.host import async_loop
 from headway.engines.host.inside import Replay
 from headway.engines.host.wire import (
     Lines,
@@ -38,11 +39,13 @@ from headway.engines.models.folder import ModelError, ModelFolder
 KINDS: Mapping[str, str] = {
     "hf_naive": "headway.engines.hf:HfNaive",
     "hf_static": "headway.engines.hf:HfStatic",
+    "vllm": "headway.engines.vllm.asynchronous:Vllm",
+    "vllm_offline": "headway.engines.vllm.offline:VllmOffline",
 }
 READ_BYTES = 1 << 18
 MOST_READS = 64
 # How long the engine may take to end by itself after its front is gone (a step, a load).
-GRACE_S = 2.0
+GRACE_S = 4.0
 
 
 def main() -> None:
@@ -64,11 +67,15 @@ def main() -> None:
     try:
         folder = ModelFolder.from_json(json.loads(given.model_json))
         build = find_engine(given.kind)
-        engine: Engine = build(folder, given.dtype, given.device, **json.loads(given.args))
+        engine: Engine | AsyncEngine = build(
+            folder, given.dtype, given.device, **json.loads(given.args)
+        )
     except (ModelError, ValueError) as error:
         sys.exit(f"{error}")
-    versions = {"python": platform.python_version(), **engine.info.versions}
-    front.sendall(to_line(ready_message(replace(engine.info, versions=versions))))
+    if isinstance(engine, AsyncEngine):
+        async_loop.serve(engine, front)
+        return
+    front.sendall(to_line(ready_message(engine.info)))
     Loop(engine, front).run()
 
 

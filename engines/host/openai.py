@@ -22,6 +22,7 @@ COMMON_FIELDS = (
     "stop",
     "ignore_eos",
     "return_token_ids",
+    "cache_salt",
     "n",
     "presence_penalty",
     "frequency_penalty",
@@ -69,6 +70,7 @@ class Ask:
     stop: tuple[str, ...]
     ignore_eos: bool
     return_token_ids: bool
+    salt: str | None
 
     @property
     def chat(self) -> bool:
@@ -103,6 +105,7 @@ def read_ask(given: object, chat: bool) -> Ask:
         stop=_stop(body.get("stop")),
         ignore_eos=_flag(body, "ignore_eos"),
         return_token_ids=_flag(body, "return_token_ids"),
+        salt=_salt(body),
     )
 
 
@@ -239,6 +242,14 @@ def _stop(value: object) -> tuple[str, ...]:
         message = f"stop holds {len(stops)} texts; at most {MOST_STOPS} are allowed"
         raise BadRequestError(400, message, "stop")
     return tuple(stops)
+
+
+def _salt(body: Mapping[str, Any]) -> str | None:
+    salt = body.get("cache_salt")
+    if salt is None or (isinstance(salt, str) and salt):
+        return salt
+    message = f"cache_salt must be a text that is not empty, not {_shown(salt)}"
+    raise BadRequestError(400, message, "cache_salt")
 
 
 def _flag(body: Mapping[str, Any], name: str) -> bool:

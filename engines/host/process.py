@@ -15,8 +15,8 @@ from headway.core import EngineInfo
 from headway.engines.contract import Departure, Output, Phase, Submission
 from headway.engines.host.inside import Schedule
 from headway.engines.host.wire import (
-    Lines,
     Message,
+    Receiver,
     add_message,
     read_departures,
     read_info,
@@ -70,7 +70,7 @@ class ProcessBackend:
             lambda: asyncio.StreamReaderProtocol(said), os.fdopen(reader, "rb")
         )
         self._watching = loop.create_task(self._watch(self._process, said, pipe))
-        transport, _ = await loop.create_connection(lambda: _Messages(self._take), sock=ours)
+        transport, _ = await loop.create_connection(lambda: Receiver(self._take), sock=ours)
         self._transport = transport
         return await self._ready
 
@@ -205,15 +205,3 @@ class ProcessBackend:
             rest = (rest + data)[-4096:]
             lines = [line for line in rest.decode("utf-8", "replace").splitlines() if line.strip()]
             self._last_line = lines[-1].strip() if lines else self._last_line
-
-
-class _Messages(asyncio.Protocol):
-    """Passes the engine process's messages on as they come."""
-
-    def __init__(self, take: Callable[[Message], None]) -> None:
-        self._take = take
-        self._lines = Lines()
-
-    def data_received(self, data: bytes) -> None:
-        for message in self._lines.feed(data):
-            self._take(message)

@@ -7,9 +7,11 @@ one line.
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+import platform
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 from headway.core import EngineInfo
@@ -33,6 +35,27 @@ class Lines:
             self._rest = []
         self._rest.append(rest)
         return map(json.loads, whole)
+
+
+class Receiver(asyncio.Protocol):
+    """Passes messages on as they come; `lost` is called when the other process is gone."""
+
+    def __init__(
+        self, take: Callable[[Message], None], lost: Callable[[], None] | None = None
+    ) -> None:
+        self._take = take
+        self._lost = lost
+        self._lines = Lines()
+
+    def data_received(self, data: bytes) -> None:
+        """Pass on what `data` completes."""
+        for message in self._lines.feed(data):
+            self._take(message)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Say so."""
+        if self._lost is not None:
+            self._lost()
 
 
 def to_line(message: Mapping[str, object]) -> bytes:
@@ -62,8 +85,9 @@ def read_schedule(fields: Message) -> Schedule:
 
 
 def ready_message(info: EngineInfo) -> Mapping[str, object]:
-    """Say that the engine can serve, and what it is."""
-    return {"ready": asdict(info)}
+    """Say that the engine can serve, what it is, and in which Python."""
+    versions = {"python": platform.python_version(), **info.versions}
+    return {"ready": asdict(replace(info, versions=versions))}
 
 
 def read_info(fields: Message) -> EngineInfo:
@@ -76,7 +100,8 @@ def out_message(
 ) -> Mapping[str, object]:
     """Pass on what left in one step, all with one stamp."""
     rows = [
-        (o.id, o.token_ids, o.finish_reason, o.error, o.counted, arrived_s[o.id]) for o in outputs
+        (o.id, o.token_ids, o.finish_reason, o.error, o.counted, o.cached, arrived_s[o.id])
+        for o in outputs
     ]
     return {"out": rows, "at_s": at_s}
 
@@ -84,6 +109,6 @@ def out_message(
 def read_departures(message: Message) -> Iterator[Departure]:
     """Yield what `out_message` passed on."""
     at_s = message["at_s"]
-    for id, token_ids, finish_reason, error, counted, arrived_s in message["out"]:
-        output = Output(id, tuple(token_ids), finish_reason, error, counted)
+    for id, token_ids, finish_reason, error, counted, cached, arrived_s in message["out"]:
+        output = Output(id, tuple(token_ids), finish_reason, error, counted, cached)
         yield Departure(output, at_s, arrived_s)

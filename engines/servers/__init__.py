@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from headway.engines.launcher import Launcher
+from headway.engines.servers import vllm_hosted, vllm_serve
 from headway.engines.servers.elsewhere import http
 from headway.engines.servers.given import given
 from headway.engines.servers.hosted import HOST
@@ -16,6 +17,9 @@ from headway.engines.servers.transformers_serve import SERVE
 
 # Kinds that have a launcher of their own; every other kind is an engine that our host serves.
 LAUNCHERS: Mapping[str, Launcher] = {
+    "vllm_serve": vllm_serve.LAUNCHER,
+    "vllm": vllm_hosted.LAUNCHER,
+    "vllm_offline": vllm_hosted.LAUNCHER,
     "llama_cpp": LLAMA_CPP,
     "sglang": SGLANG,
     "tensorrt_llm": TENSORRT_LLM,

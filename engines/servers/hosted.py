@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from headway.core import Capabilities, EngineInfo
@@ -11,21 +12,37 @@ from headway.engines.launcher import Launcher, LaunchSpec
 if TYPE_CHECKING:
     from headway.engines.endpoint import Endpoint
 
+CAN = Capabilities(
+    strict_fields=True,
+    engine_stamps=True,
+    control=True,
+    fields={"return_token_ids": True},
+)
 
-def command(spec: LaunchSpec, port: int) -> list[str]:
-    """Return the command of our own host, in the engine's environment."""
-    return [
-        spec.executable,
-        str(spec.boot),
-        "headway.engines.host",
-        spec.kind,
-        *("--model-json", json.dumps(dict(spec.model))),
-        *("--served-name", spec.served_name),
-        *("--dtype", spec.dtype),
-        *("--device", spec.device),
-        *("--port", str(port)),
-        *("--args", json.dumps(HOST.arguments(spec))),
-    ]
+
+def hosted(
+    can: Capabilities,
+    equal: Mapping[str, str],
+    env: Callable[[LaunchSpec], Mapping[str, str]] | None = None,
+) -> Launcher:
+    """Return how our host serves a kind: what it can, its names for settings, its environment."""
+
+    def command(spec: LaunchSpec, port: int) -> list[str]:
+        return [
+            spec.executable,
+            str(spec.boot),
+            "headway.engines.host",
+            spec.kind,
+            *("--model-json", json.dumps(dict(spec.model))),
+            *("--served-name", spec.served_name),
+            *("--dtype", spec.dtype),
+            *("--device", spec.device),
+            *("--port", str(port)),
+            *("--args", json.dumps(launcher.arguments(spec))),
+        ]
+
+    launcher = Launcher(command, info, can, env or (lambda spec: {}), equal=equal)
+    return launcher
 
 
 def info(endpoint: Endpoint) -> EngineInfo:
@@ -35,14 +52,4 @@ def info(endpoint: Endpoint) -> EngineInfo:
     return EngineInfo(**{**fields, "banned_ids": tuple(fields.get("banned_ids", ()))})
 
 
-HOST = Launcher(
-    command,
-    info,
-    Capabilities(
-        strict_fields=True,
-        engine_stamps=True,
-        control=True,
-        fields={"return_token_ids": True},
-    ),
-    equal={"max_num_seqs": "max_batch"},
-)
+HOST = hosted(CAN, {"max_num_seqs": "max_batch"})

@@ -13,7 +13,6 @@ import hashlib
 import json
 import os
 import platform
-import shutil
 import sys
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,10 +21,20 @@ from functools import partial
 from pathlib import Path
 
 from headway.compiling import Recipe, check_compiler, compile_into, processor, read_recipe
+from headway.here import NotHere, check_machine, interpreter_for, variant_here
 from headway.installer import EnvironmentFailed, Write, build, delete, is_made, locked, made_bytes
-from headway.lockfile import CpuBuilds, Lock, for_variant, from_index, read_lock, write_lock
+from headway.lockfile import (
+    VARIANTS,
+    CpuBuilds,
+    Lock,
+    for_variant,
+    from_index,
+    lines_for,
+    read_lock,
+    write_lock,
+)
 
-__all__ = ["EnvironmentFailed", "default_home", "main", "python_for"]
+__all__ = ["EnvironmentFailed", "NotHere", "default_home", "main", "python_for"]
 
 PACKAGE = Path(__file__).resolve().parent
 CHECKOUT = PACKAGE.parent.parent
@@ -45,7 +54,7 @@ class Environment:
     input: str
     own: bool = False
     pythons: tuple[str, ...] = ()
-    remove: tuple[str, ...] = ()
+    machines: tuple[str, ...] = ()
     cpu: CpuBuilds = field(default_factory=CpuBuilds)
     compiled: Recipe | None = None
 
@@ -82,15 +91,6 @@ class Plan:
 def default_home() -> Path:
     """Where Headway keeps what it makes: $HEADWAY_HOME, or ~/.headway."""
     return Path(os.environ.get("HEADWAY_HOME") or Path.home() / ".headway").absolute()
-
-
-def variant_here() -> str:
-    """`macos`, `linux_cuda` (an NVIDIA GPU is there) or `linux_cpu`: chooses the build of torch."""
-    if sys.platform == "darwin":
-        return "macos"
-    # /dev/dxg is the GPU of Windows' Linux subsystem.
-    gpu = any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/dxg").exists()
-    return "linux_cuda" if gpu else "linux_cpu"
 
 
 def environments() -> dict[str, Environment]:
@@ -139,11 +139,13 @@ def python_for(kind: str, home: Path | None = None, say: Write | None = None) ->
 def plan(environment: Environment, home: Path, variant: str | None = None) -> Plan:
     """How `environment` would be made here; `variant` None means what this machine needs."""
     variant = variant or variant_here()
-    interpreter, version = _interpreter(environment)
+    check_machine(environment.name, environment.machines)
+    interpreter, version = interpreter_for(environment.name, environment.pythons)
     lock = read_lock(_lock_path(environment), variant)
     recipe = environment.compiled
     native = () if recipe is None else (astuple(recipe), processor())
-    key = _key(lock.pins, environment.remove, version, variant, platform.machine(), *native)
+    left_out = environment.cpu.leave_out
+    key = _key(lock.pins, left_out, version, variant, platform.machine(), *native)
     folder = home / "envs" / f"{environment.name}-{key[:10]}"
     return Plan(environment, lock, variant, interpreter, folder, key)
 
@@ -155,7 +157,7 @@ def plan_checkout() -> Plan:
             f"{PACKAGE} is an installed Headway, not a checkout: there is nothing to set up."
         )
     environment = environments()["headway"]
-    interpreter, version = _interpreter(environment)
+    interpreter, version = interpreter_for(environment.name, environment.pythons)
     lock = read_lock(_lock_path(environment), variant_here())
     project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text(encoding="utf-8"))
     # What an editable install depends on; the settings of ruff or mypy are no reason for a new one.
@@ -196,8 +198,6 @@ def pip_runs(planned: Plan) -> list[list[str]]:
         runs.append([*install, *from_index(environment.cpu), *builds])
         pins = [pin for pin in pins if pin not in builds]
     runs.append([*install, *pins])
-    if environment.remove:
-        runs.append(["uninstall", "--yes", *environment.remove])
     if planned.editable:
         editable = ["install", "--no-deps", "--no-build-isolation", "--editable"]
         runs.append([*editable, str(planned.editable)])
@@ -221,18 +221,19 @@ def lock(name: str, say: Write) -> Path:
         wanted = ".".join(map(str, LOCKED_WITH))
         raise EnvironmentFailed(f"A lock is written in a checkout, on Linux, with Python {wanted}.")
     path = _lock_path(environment)
-    write_lock(path, environment.about, requirements(environment), environment.cpu, say)
+    asked = {variant: requirements(environment, variant) for variant in VARIANTS}
+    write_lock(path, environment.about, asked, environment.cpu, say)
     return path
 
 
-def requirements(environment: Environment) -> list[str]:
-    """What `environment` asks for directly, as pip's requirements."""
+def requirements(environment: Environment, variant: str) -> list[str]:
+    """What `environment` asks for directly in a variant, as pip's requirements."""
     text = (ENVS / environment.input).read_text(encoding="utf-8")
     if environment.input.endswith(".toml"):
         project = tomllib.loads(text)
         asked: list[str] = project["project"]["dependencies"] + project["build-system"]["requires"]
         return asked + list(project["dependency-groups"]["dev"])
-    lines = (line.partition("#")[0].strip() for line in text.splitlines())
+    lines = (line.partition("#")[0].strip() for _, line in lines_for(text.splitlines(), variant))
     return [line for line in lines if line]
 
 
@@ -252,14 +253,24 @@ def main(argv: Sequence[str]) -> int:
             case "lock":
                 sys.stdout.write(f"{lock(arguments.name, say)}\n")
             case "setup":
-                engines = [plan(_named(name, made=True), home) for name in arguments.names]
-                make([plan_checkout(), *engines], home, say)
+                make([plan_checkout(), *_possible(arguments.names, home, say)], home, say)
             case _:
                 sys.stdout.write(render(home))
     except EnvironmentFailed as error:
         say(f"headway env: {error}\n")
         return 2
     return 0
+
+
+def _possible(names: Iterable[str], home: Path, say: Write) -> list[Plan]:
+    """The plans of environments; one that cannot be made on this machine is left out, with why."""
+    plans = []
+    for name in names:
+        try:
+            plans.append(plan(_named(name, made=True), home))
+        except NotHere as error:
+            say(f"Left out: {error}\n")
+    return plans
 
 
 def render(home: Path) -> str:
@@ -270,7 +281,11 @@ def render(home: Path) -> str:
         if environment.own:
             rows.append((environment.name, kinds, "this Python", "", sys.executable))
             continue
-        planned = plan(environment, home)
+        try:
+            planned = plan(environment, home)
+        except NotHere as error:
+            rows.append((environment.name, kinds, "not here", "", str(error)))
+            continue
         state, size = ("made", _size(planned.folder)) if planned.made else ("not made", "")
         if not planned.made:
             size = f"{_mb(planned.download_mb)} to download"
@@ -319,25 +334,11 @@ def _environment(name: str, table: Mapping[str, object]) -> Environment:
     fields = {key: tuple(v) if isinstance(v, list) else v for key, v in table.items()}
     cpu = fields.pop("cpu_builds", None)
     if isinstance(cpu, dict):
-        fields["cpu"] = CpuBuilds(tuple(cpu["packages"]), cpu["index"])
+        left_out = tuple(cpu.get("leave_out", ()))
+        fields["cpu"] = CpuBuilds(tuple(cpu["packages"]), cpu["index"], left_out)
     if isinstance(compiled := fields.get("compiled"), dict):
         fields["compiled"] = read_recipe(compiled)
     return Environment(name=name, **fields)  # type: ignore[arg-type]
-
-
-def _interpreter(environment: Environment) -> tuple[Path, str]:
-    """A Python that `environment` works with, and its version: ours if it will do."""
-    ours = f"{sys.version_info.major}.{sys.version_info.minor}"
-    if not environment.pythons or ours in environment.pythons:
-        # Not a virtual environment's own Python: what it makes should outlive that environment.
-        return Path(getattr(sys, "_base_executable", sys.executable)), ours
-    for version in environment.pythons:
-        if found := shutil.which(f"python{version}"):
-            return Path(found), version
-    raise EnvironmentFailed(
-        f"The environment {environment.name} needs Python {' or '.join(environment.pythons)}: this "
-        f"is {ours}, and no python{environment.pythons[0]} is on the PATH."
-    )
 
 
 def _key(*parts: object) -> str:

@@ -1,18 +1,23 @@
 """Owns lock files: reading one, and having pip resolve a new one.
 
 A lock file is a requirements file of `NAME==VERSION` pins, for the whole closure, that a person can
-read. Pins after a line `# [VARIANT]` are for that variant only. It is installed without resolving
-anything, and from wheels only, so that no package's own code runs and no compiler is needed.
+read. Lines after `# [VARIANT]` are for that variant only, here and in the requirements that it is
+resolved from. It is installed without resolving anything, and from wheels only, so that no
+package's own code runs and no compiler is needed.
 """
 
 from __future__ import annotations
 
 import datetime
+import json
 import platform
 import re
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,16 +25,25 @@ from headway.installer import EnvironmentFailed, Write, run_pip
 
 # The extra index may be out of reach without being needed, so it is not waited for long.
 IMPATIENT = ("--retries", "2", "--timeout", "15")
+SIZE_TIMEOUT_S = 30.0
+VARIANTS = {
+    "linux_cpu": "Linux without an NVIDIA GPU has these as well",
+    "linux_cuda": "Linux with an NVIDIA GPU has these as well",
+}
 NAME = re.compile(r"[A-Za-z0-9._-]+")
 PIN = re.compile(r"[A-Za-z0-9._-]+==[A-Za-z0-9.!_]+")
 
 
 @dataclass(frozen=True, slots=True)
 class CpuBuilds:
-    """Which packages have a build without CUDA, called VERSION+cpu, and the index that has it."""
+    """Which packages have a build without CUDA, called VERSION+cpu, and the index that has it.
+
+    What is in `leave_out` has none there, and nothing that we need: it is not installed.
+    """
 
     packages: tuple[str, ...] = ()
     index: str = ""
+    leave_out: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,42 +76,53 @@ def read_lock(path: Path, variant: str) -> Lock:
             f"`headway env lock {path.stem}` in a checkout writes it."
         ) from error
     pins: list[str] = []
-    section, download_mb = variant, None
-    for number, line in enumerate(lines, start=1):
+    download_mb = None
+    for number, line in lines_for(lines, variant):
         pin = line.partition("#")[0].strip()
-        if found := re.match(r"# \[(\w+)\]", line):
-            section = found[1]
-        elif found := re.match(rf"# download( {variant})?: (\d+) MB", line):
+        if found := re.match(rf"# download( {variant})?: (\d+) MB", line):
             download_mb = int(found[2])
         elif pin and not PIN.fullmatch(pin):
             raise EnvironmentFailed(f"{path}, line {number}: {pin!r} should be NAME==VERSION.")
-        elif pin and section == variant:
+        elif pin:
             pins.append(pin)
     return Lock(tuple(pins), download_mb)
 
 
-def write_lock(
-    path: Path, about: str, requirements: Sequence[str], cpu: CpuBuilds, say: Write
-) -> None:
-    """Resolve `requirements` anew, with this Python's pip, and write the lock file.
+def lines_for(lines: Sequence[str], variant: str) -> Iterator[tuple[int, str]]:
+    """The lines that are for `variant`, with their numbers."""
+    section = variant
+    for number, line in enumerate(lines, start=1):
+        if found := re.match(r"# \[(\w+)\]", line):
+            section = found[1]
+        elif section == variant:
+            yield number, line
 
-    Downloads all of it once, to measure it; where there are CPU builds, also what the variant for
-    a GPU has beyond that. The packages of `cpu` must be pinned in `requirements`.
+
+def write_lock(
+    path: Path, about: str, requirements: Mapping[str, Sequence[str]], cpu: CpuBuilds, say: Write
+) -> None:
+    """Resolve `requirements` (of each of VARIANTS) anew, with this Python's pip, and write the lock
+    file. Where there are no CPU builds there is one variant, since all are the same.
+
+    Downloads the CPU builds; of the rest, pip 24 or later reads the metadata only. The packages of
+    `cpu` must be pinned in `requirements`.
     """
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        asked = _write(folder / "asked.txt", for_variant(requirements, cpu, "linux_cpu"))
-        builds = [pin for pin in for_variant(requirements, cpu, "linux_cpu") if "+cpu" in pin]
+        builds = [
+            pin for pin in for_variant(requirements["linux_cpu"], cpu, "linux_cpu") if "+cpu" in pin
+        ]
         if builds:
-            _download([*from_index(cpu), "--no-deps", *builds], folder / "common", say)
-        local = ["--find-links", str(folder / "common")] if builds else []
-        common = _download(["-r", asked, *local], folder / "common", say)
-        cuda: dict[str, _Wheel] = {}
-        if builds:
-            asked = _write(folder / "asked.txt", for_variant(requirements, cpu, "linux_cuda"))
-            same = _write(folder / "same.txt", [w.pin for w in common.values()])
-            cuda = _download(["-r", asked, "-c", same], folder / "cuda", say)
-    path.write_text(_lock_text(path.stem, about, common, cuda), encoding="utf-8")
+            options = ["--only-binary", ":all:", "--no-deps", "--dest", str(folder), *builds]
+            run_pip(Path(sys.executable), ["download", *from_index(cpu), *options], say)
+        variants = list(VARIANTS) if builds else ["linux_cpu"]
+        wheels = {
+            variant: _resolve(for_variant(requirements[variant], cpu, variant), folder, say)
+            for variant in variants
+        }
+    for name in cpu.leave_out:
+        wheels["linux_cpu"].pop(name, None)
+    path.write_text(_lock_text(path.stem, about, wheels), encoding="utf-8")
 
 
 def for_variant(pins: Sequence[str], cpu: CpuBuilds, variant: str) -> list[str]:
@@ -122,49 +147,59 @@ def from_index(cpu: CpuBuilds) -> list[str]:
     return [*IMPATIENT, "--extra-index-url", cpu.index]
 
 
-def _download(arguments: Sequence[str], folder: Path, say: Write) -> dict[str, _Wheel]:
-    """Have pip resolve and download wheels into `folder`; return all that lie there, by name."""
-    options = ["download", "--only-binary", ":all:", "--dest", str(folder)]
-    run_pip(Path(sys.executable), [*options, *arguments], say)
+def _resolve(asked: Sequence[str], folder: Path, say: Write) -> dict[str, _Wheel]:
+    """Have pip choose wheels for what is asked and all that it needs, by name; some lie in
+    `folder`."""
+    listed, report = folder / "asked.txt", folder / "report.json"
+    listed.write_text("\n".join(asked) + "\n", encoding="utf-8")
+    options = ["--dry-run", "--ignore-installed", "--only-binary", ":all:"]
+    options += ["--use-feature=fast-deps", "--find-links", str(folder), "--report", str(report)]
+    run_pip(Path(sys.executable), ["install", *options, "-r", str(listed)], say)
     wheels = {}
-    for path in folder.iterdir():
-        name, version, *_ = path.name.split("-")
-        name = re.sub(r"[-_.]+", "-", name).lower()
-        wheels[name] = _Wheel(name, version.partition("+")[0], path.stat().st_size)
+    for chosen in json.loads(report.read_text(encoding="utf-8"))["install"]:
+        name = re.sub(r"[-_.]+", "-", chosen["metadata"]["name"]).lower()
+        version = chosen["metadata"]["version"].partition("+")[0]
+        wheels[name] = _Wheel(name, version, _num_bytes(chosen["download_info"]["url"]))
     return wheels
 
 
-def _write(path: Path, lines: Sequence[str]) -> str:
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return str(path)
+def _num_bytes(url: str) -> int:
+    """How large the wheel at `url` is."""
+    split = urllib.parse.urlsplit(url)
+    if split.scheme == "file":
+        return Path(urllib.request.url2pathname(split.path)).stat().st_size
+    try:
+        request = urllib.request.Request(url, method="HEAD")
+        with urllib.request.urlopen(request, timeout=SIZE_TIMEOUT_S) as answer:
+            return int(answer.headers["Content-Length"])
+    except (urllib.error.URLError, TypeError, ValueError) as error:
+        raise EnvironmentFailed(f"{url} does not say how large it is: {error}.") from error
 
 
-def _lock_text(
-    name: str, about: str, common: Mapping[str, _Wheel], cuda: Mapping[str, _Wheel]
-) -> str:
+def _lock_text(name: str, about: str, wheels: Mapping[str, Mapping[str, _Wheel]]) -> str:
     made = f"{datetime.date.today()}, Python {platform.python_version()}, {platform.machine()}"
     lines = [
         f"# {name}: {about}.",
         f"# Written by `headway env lock {name}` ({made}): not by hand.",
     ]
-    lines.append(f"# download: {_total_mb(common)} MB")
-    if cuda:
-        lines.append(f"# download linux_cuda: {_total_mb(cuda)} MB")
-    lines += ["", *_pin_lines(common)]
-    if more := {name: wheel for name, wheel in cuda.items() if name not in common}:
-        lines += [
-            "",
-            "# [linux_cuda] Linux with an NVIDIA GPU has these as well",
-            *_pin_lines(more),
-        ]
+    pins = [{wheel.pin for wheel in of.values()} for of in wheels.values()]
+    common = set.intersection(*pins)
+    for variant, of in wheels.items():
+        label = "" if variant == "linux_cpu" else f" {variant}"
+        lines.append(f"# download{label}: {_total_mb(of)} MB")
+    lines += ["", *_pin_lines(wheels["linux_cpu"], common)]
+    for variant, of in wheels.items():
+        if own := {wheel.pin for wheel in of.values()} - common:
+            lines += ["", f"# [{variant}] {VARIANTS[variant]}", *_pin_lines(of, own)]
     return "\n".join(lines) + "\n"
 
 
-def _pin_lines(wheels: Mapping[str, _Wheel]) -> list[str]:
+def _pin_lines(wheels: Mapping[str, _Wheel], pins: set[str]) -> list[str]:
     lines = []
     for _, wheel in sorted(wheels.items()):
-        mb = wheel.num_bytes / 1e6
-        lines.append(wheel.pin + (f"  # {mb:.1f} MB" if mb >= 2 else ""))
+        if wheel.pin in pins:
+            mb = wheel.num_bytes / 1e6
+            lines.append(wheel.pin + (f"  # {mb:.1f} MB" if mb >= 2 else ""))
     return lines
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from headway import loadgen, sse
 from headway.core import Capabilities, Request
-from headway.engines.endpoint import Endpoint, tail
+from headway.engines.endpoint import Endpoint, telling
 from headway.engines.launcher import LaunchError
 from headway.loadgen import Recipient
 from headway.night.found import Answer, Draft, Found, named_in, optional, pins, shown, without
@@ -107,7 +107,7 @@ async def probed(
     async def ask_living(request: Request, recipient: Recipient) -> Answer:
         answer = await ask(request, recipient)
         if not answer.good and endpoint.ends_within(ENDING_S if answer.status is None else 0.0):
-            name, said = endpoint.spec.instance, tail(endpoint.spec.log)
+            name, said = endpoint.spec.instance, telling(endpoint.spec.log)
             raise LaunchError("died_loading", f"{name} ended while it was probed: {said}")
         return answer
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from headway import arrivals, loadgen, telemetry, transport
 from headway.core import Case, EngineInfo, Level, Request, RequestRecord
-from headway.engines.endpoint import MEMORY
-from headway.engines.launch import Endpoint, LaunchError, tail
+from headway.engines.endpoint import MEMORY, telling
+from headway.engines.launch import Endpoint, LaunchError
 from headway.night import inside, warmup
 from headway.night.cores import kept_to
 from headway.night.found import Answer, Found
@@ -67,7 +67,7 @@ class RealEngine:
         self.stop()
         what = "the engine ended" if ended else "the engine answers /health no more"
         what = f"the engine {MEMORY}" if memory else what
-        said = tail(self.endpoint.spec.log, 3) or "it said nothing"
+        said = telling(self.endpoint.spec.log) or "it said nothing"
         return "oom" if memory else "died", f"{what}: {said}"
 
     def warm_up(self, case: Case, level: Level, requests: Sequence[Request]) -> dict[str, float]:
@@ -218,6 +218,6 @@ def first_token(endpoint: Endpoint, request: Request) -> Answer:
     except LaunchError as error:
         if not (endpoint.ends_within(ENDING_S) and endpoint.out_of_memory()):
             raise
-        said = tail(endpoint.spec.log, 3)
+        said = telling(endpoint.spec.log)
         message = f"{endpoint.spec.instance} {MEMORY} at its first token: {said}"
         raise LaunchError("oom", message) from error

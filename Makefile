@@ -33,7 +33,8 @@ perf: setup
 
 test: setup
 	$(HF_PYTHON) engines/boot.py pytest tests/hf
-	.venv/bin/pytest tests -m "not alone" -n auto
+	.venv/bin/pytest tests -m "not alone and not paced" -n auto
+	.venv/bin/pytest tests -m paced -n 2
 	.venv/bin/pytest tests -m alone
 
 prove: setup

@@ -70,6 +70,7 @@ def _end(child: subprocess.Popen[bytes]) -> None:
     """End the child's group gently, then everything that is left below us, and reap it all."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGTERM)
+        os.killpg(child.pid, signal.SIGCONT)  # what is stopped hears nothing else before it is not
     deadline = time.monotonic() + GRACE_S
     while child.poll() is None and time.monotonic() < deadline:
         with contextlib.suppress(subprocess.TimeoutExpired):

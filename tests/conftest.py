@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import importlib.util
 import signal
 import sys
@@ -13,6 +14,10 @@ import pytest
 
 # Fixtures that start engines and measure them.
 MEASURING = frozenset(("workspace", "begin"))
+# Where those are fake ones, and no test draws a narrow line between them (one that does: `alone`).
+PACED = frozenset(
+    ("test_frozen.py", "test_live.py", "test_plugin.py", "test_prompt_paths.py", "test_proofs.py")
+)
 
 
 def _load(name: str) -> ModuleType:
@@ -34,10 +39,24 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what measures real engines: run beside other tests, it would measure those as well."""
+    """Mark what measures engines: run beside other tests, it would measure those as well.
+
+    Long tests come first, so that no process of several is left with one when the others are done.
+    """
     for item in items:
         if not MEASURING.isdisjoint(getattr(item, "fixturenames", ())):
-            item.add_marker(pytest.mark.alone)
+            paced = item.path.name in PACED and item.get_closest_marker("alone") is None
+            item.add_marker(pytest.mark.paced if paced else pytest.mark.alone)
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
+def pytest_collection_finish() -> None:
+    """Let no later collection look at what lives to the end: the load generator collects often.
+
+    Imported modules and three thousand items make each of its collections a tenth of a second.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
@@ -53,8 +72,14 @@ def command() -> ModuleType:
 
 
 @pytest.fixture
-def workspace(command: ModuleType, tmp_path: Path) -> Iterator[Any]:
+def workspace(unmeasured: Any) -> Any:
     """A folder with a small suite; whatever runs on its behalf afterwards is a failure."""
+    return unmeasured
+
+
+@pytest.fixture
+def unmeasured(command: ModuleType, tmp_path: Path) -> Iterator[Any]:
+    """A workspace for commands that start no engine: they may run beside any test."""
     made = command.Workspace(tmp_path)
     made.write()
     yield made

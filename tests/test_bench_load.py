@@ -329,7 +329,7 @@ def test_cpu_time_is_that_of_workers_too_and_one_core_is_kept_to(tmp_path):
 
 
 def test_memory_held_is_the_payload_and_less_than_a_hundred_bytes_an_event(tmp_path):
-    held = bench.memory.held(tmp_path, streams=4, requests=40, core=core())
+    held = bench.memory.held(tmp_path, streams=20, requests=40, core=core())
     assert held.events == 40 * 64
     assert held.held_bytes > held.payload_bytes > held.events * 20
     assert 16 < held.overhead_per_event_bytes < 100
@@ -338,7 +338,7 @@ def test_memory_held_is_the_payload_and_less_than_a_hundred_bytes_an_event(tmp_p
 
 def test_memory_held_of_what_was_spilled_is_a_little_for_each_request(tmp_path):
     few, many = (
-        bench.memory.held(tmp_path, streams=4, requests=n, core=core(), spill_bytes=0)
+        bench.memory.held(tmp_path, streams=20, requests=n, core=core(), spill_bytes=0)
         for n in (20, 40)
     )
     assert many.payload_bytes == 2 * few.payload_bytes

@@ -25,12 +25,12 @@ ONCE = ("--set", "suite.launches=1")
 
 
 @pytest.fixture
-def begun(workspace: Any) -> Any:
+def begun(unmeasured: Any) -> Any:
     """An empty folder after `headway init`."""
-    shutil.rmtree(workspace.folder / "suites")
-    done = workspace.run("init")
+    shutil.rmtree(unmeasured.folder / "suites")
+    done = unmeasured.run("init")
     assert done.code == 0, done.text
-    return workspace
+    return unmeasured
 
 
 def test_init_writes_a_repository_and_says_what(begun: Any) -> None:
@@ -61,6 +61,7 @@ def test_every_suite_that_init_writes_can_be_planned(begun: Any, suite: str) -> 
     assert done.code == 0, done.text
 
 
+@pytest.mark.alone
 def test_the_engine_that_init_writes_is_measured_and_right(begun: Any) -> None:
     done = begun.run("run", "mine")
     assert done.code == 0, done.text
@@ -77,6 +78,7 @@ def test_the_engine_that_init_writes_is_measured_and_right(begun: Any) -> None:
     assert min(min(step["seconds"]) for step in steps) >= 0.01
 
 
+@pytest.mark.alone
 def test_a_wrong_token_in_it_is_wrong_output(begun: Any) -> None:
     done = begun.run(*WRONG.split(), *ONCE)
     assert done.code == 1, done.text
@@ -86,6 +88,7 @@ def test_a_wrong_token_in_it_is_wrong_output(begun: Any) -> None:
     assert all("token 1 is not what the reference" in text for text in done.failed().values())
 
 
+@pytest.mark.alone
 def test_a_slowdown_in_it_is_red(begun: Any) -> None:
     done = begun.run(*SLOW.split(), *ONCE)
     assert done.code == 1, done.text

@@ -225,6 +225,27 @@ def test_the_supervisor_leaves_nothing(end: str, monkeypatch: pytest.MonkeyPatch
                 pipe.close()
 
 
+GENTLE = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))
+print(os.getpid(), flush=True)
+time.sleep(600)
+"""
+
+
+def test_what_is_stopped_ends_by_itself_when_it_is_asked_to() -> None:
+    """Not killed after the grace period: the status is its own."""
+    command = [sys.executable, str(SUPERVISE), sys.executable, "-c", GENTLE]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        os.kill(int(process.stdout.readline()), signal.SIGSTOP)
+        process.stdin.close()
+        assert process.wait(30) == 5
+
+
 def test_the_supervisor_passes_the_status_on() -> None:
     for code, status in (
         ("import sys; sys.exit(7)", 7),

@@ -168,7 +168,7 @@ def test_a_night_is_carried_on_only_by_its_like(begin: Begin) -> None:
     made = begin()
     measure(made)
     assert begin().folder == made.folder
-    assert begin().resumed_runs == 2
+    assert begin().resumed_runs == len(made.results.runs) >= 2
     assert begin(overrides=["suite.seed=2"]).folder != made.folder
     assert begin(fresh=True).folder != made.folder
 

@@ -169,8 +169,8 @@ USAGE = [
 
 
 @pytest.mark.parametrize(("words", "says"), USAGE, ids=lambda value: " ".join(value)[:40])
-def test_bad_input_is_one_clear_message(workspace: Any, words: tuple[str, ...], says: str) -> None:
-    done = workspace.run(*words)
+def test_bad_input_is_one_clear_message(unmeasured: Any, words: tuple[str, ...], says: str) -> None:
+    done = unmeasured.run(*words)
     assert done.code == 2, done.text
     assert says in done.text
     assert not {"Traceback", "INTERNALERROR", "Error:"} & set(done.text.split())
@@ -190,18 +190,18 @@ def test_bad_input_is_one_clear_message(workspace: Any, words: tuple[str, ...], 
     ],
 )
 def test_what_would_spoil_a_measurement_is_refused(
-    workspace: Any, plugin: str, text: str, says: str
+    unmeasured: Any, plugin: str, text: str, says: str
 ) -> None:
-    (workspace.folder / f"{plugin}.py").write_text(text)
-    done = workspace.mini("-p", plugin)
+    (unmeasured.folder / f"{plugin}.py").write_text(text)
+    done = unmeasured.mini("-p", plugin)
     assert done.code == 2, done.text
     assert says in done.text
     assert done.nights == []
 
 
-def test_reports_that_cannot_be_written_are_said_at_once(workspace: Any) -> None:
-    (workspace.folder / "taken").write_text("a file")
-    done = workspace.mini("--reports", "taken/reports")
+def test_reports_that_cannot_be_written_are_said_at_once(unmeasured: Any) -> None:
+    (unmeasured.folder / "taken").write_text("a file")
+    done = unmeasured.mini("--reports", "taken/reports")
     assert done.code == 2
     assert "cannot be written" in done.text
     assert "Traceback" not in done.text
@@ -234,20 +234,24 @@ def test_a_second_night_on_the_same_device_is_refused(workspace: Any) -> None:
     assert first.returncode == 0, text
 
 
-@pytest.mark.parametrize("text", ["{", '{"schema": 99}', '{"schema": 1, "surprise": 2}'])
-def test_a_broken_baseline_fails_its_own_cells(workspace: Any, text: str) -> None:
+def test_a_broken_baseline_fails_its_own_cells(workspace: Any) -> None:
     device = read_machine("cpu").device
     case = Case("fake_a", "fake", "w", "c1")
     stored = baseline.path_of(workspace.folder / "baselines", device, case)
     stored.parent.mkdir(parents=True)
-    stored.write_text(text)
-    again = workspace.mini("-k", "test_ttft", "--device", "cpu")
-    assert set(again.failed()) == {"test_ttft[fake_a-w-c1]"}
-    assert again.failed()["test_ttft[fake_a-w-c1]"].startswith("INCOMPATIBLE ")
-    assert again.code == 1
+    stored.write_text("{")
+    words = ["run", "mini", "-k", "test_ttft", "--device", "cpu"]
+    for text in ("{", '{"schema": 99}', '{"schema": 1, "surprise": 2}'):
+        stored.write_text(text)
+        done = workspace.run(*words)
+        assert set(done.failed()) == {"test_ttft[fake_a-w-c1]"}
+        assert done.failed()["test_ttft[fake_a-w-c1]"].startswith("INCOMPATIBLE ")
+        assert done.code == 1
+        words = ["judge", str(done.night), "-k", "test_ttft"]  # measured once, judged thrice
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_a_baseline_is_proposed_accepted_and_used(workspace: Any) -> None:
     """The life of a baseline: nights, patches, and then a slowdown without a second engine."""
     subprocess.run(["git", "init", "-q"], cwd=workspace.folder, check=True)

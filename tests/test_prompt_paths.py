@@ -247,7 +247,7 @@ idle_timeout_s = 2
 calibrate = false
 [engine.a]
 kind = "fake"
-args = {{ ttft_s = 0.02, itl_s = 0.003 }}
+args = {{ ttft_s = 0.02, itl_s = 0.008 }}
 [workload.w]
 prompt_tokens = 8
 output_tokens = 5

@@ -67,7 +67,7 @@ def _event_bytes(
     if goals.OURS not in clients or results.interrupted:
         return None
     with tempfile.TemporaryDirectory(prefix="bench-load-") as name:
-        held = memory.held(Path(name), requests=256, core=options.server_core)
+        held = memory.held(Path(name), streams=64, requests=256, core=options.server_core)
     return held.overhead_per_event_bytes
 
 

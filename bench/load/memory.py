@@ -48,18 +48,19 @@ def held(
     """
     prompts = Prompts("memory", 16, output_tokens)
     asked = make_requests(prompts, requests, 0, 1, Vocabulary(128, tuple(range(8))))
-    level = Level("memory", requests, concurrency=streams)
 
-    def drive(base_url: str) -> loadgen.Drive:
+    def drive(base_url: str, count: int = requests) -> loadgen.Drive:
         target = Target.parse(base_url)
-        talks = loadgen.conversations(asked, loadgen.Recipient(target, MODEL, CAN))
+        recipient = loadgen.Recipient(target, MODEL, CAN)
+        talks = loadgen.conversations(asked[:count], recipient)
+        level = Level("memory", count, concurrency=streams)
         return transport.run(
             loadgen.drive(talks, level, (), HttpTransport(target), spill_bytes=spill_bytes)
         )
 
     with serving(core, folder) as server:
-        # Once without looking: what is imported and cached on the way is no event's.
-        drive(server.base_url)
+        # A wave without looking: what is imported and cached on the way is no event's.
+        drive(server.base_url, streams)
         gc.collect()
         tracemalloc.start()
         try:

@@ -240,10 +240,8 @@ def halves(nights: Sequence[Sequence[float]], allowed: float) -> Halves | None:
     difference, degrees = abs(means[1] - means[0]), len(logs) - 2
     disagree = False
     if degrees and difference > math.log1p(allowed):
-        from scipy.stats import t
-
         scale = math.sqrt(squares / degrees * (1 / len(sides[0]) + 1 / len(sides[1])))
-        disagree = difference > float(t.ppf(1 - HALVES / 2, degrees)) * scale
+        disagree = difference > stats.student(1 - HALVES / 2, degrees) * scale
     return Halves(math.exp(means[0]), math.exp(means[1]), disagree)
 
 

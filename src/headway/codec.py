@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import types
 import typing
@@ -14,6 +15,9 @@ class DecodeError(ValueError):
     """A JSON value does not fit the type it should have."""
 
 
+SCALARS = frozenset((str, int, float, bool))
+
+
 def encode(value: Any) -> Any:
     """Return `value` as JSON values; NaN and infinities are refused (rule: undefined is None)."""
     if value is None or isinstance(value, str | int):
@@ -23,7 +27,7 @@ def encode(value: Any) -> Any:
             raise ValueError(f"{value} cannot be stored: an undefined number is None")
         return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: encode(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {name: encode(getattr(value, name)) for name in _shape(type(value)).hints}
     if isinstance(value, Mapping):
         return {str(key): encode(item) for key, item in value.items()}
     if isinstance(value, tuple | list):
@@ -33,6 +37,9 @@ def encode(value: Any) -> Any:
 
 def decode(kind: Any, value: Any, where: str = "value") -> Any:
     """Return `value` as type `kind`; raises DecodeError with the path of what does not fit."""
+    # Most values of a journal are such.
+    if type(value) is kind and kind in SCALARS:
+        return value
     origin = typing.get_origin(kind)
     if kind is Any or kind is object:
         return value
@@ -92,24 +99,35 @@ def _decode_tuple(kind: Any, value: Any, where: str) -> tuple[Any, ...]:
     return tuple(decode(item, v, f"{where}[{i}]") for i, (item, v) in pairs)
 
 
-_HINTS: dict[type, dict[str, Any]] = {}
+class _Shape(typing.NamedTuple):
+    """The types of a dataclass's fields by their names, in order, and the names without a default.
+
+    Asked of the class once: a report holds thousands of objects of a few classes.
+    """
+
+    hints: Mapping[str, Any]
+    required: tuple[str, ...]
+
+
+@functools.cache
+def _shape(kind: type) -> _Shape:
+    fields = dataclasses.fields(kind)
+    hints = typing.get_type_hints(kind)
+    required = tuple(
+        f.name
+        for f in fields
+        if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+    )
+    return _Shape({f.name: hints[f.name] for f in fields}, required)
 
 
 def _decode_dataclass(kind: Any, value: Any, where: str) -> Any:
     if not isinstance(value, dict):
         raise DecodeError(f"{where} is {value!r}; it must be a table")
-    hints = _HINTS.get(kind) or _HINTS.setdefault(kind, typing.get_type_hints(kind))
-    unknown = sorted(set(value) - {f.name for f in dataclasses.fields(kind)})
-    if unknown:
-        known = ", ".join(f.name for f in dataclasses.fields(kind))
+    hints, required = _shape(kind)
+    if unknown := sorted(name for name in value if name not in hints):
+        known = ", ".join(hints)
         raise DecodeError(f"{where}.{unknown[0]} is not known here; allowed: {known}")
-    missing = [
-        f.name
-        for f in dataclasses.fields(kind)
-        if f.name not in value
-        and f.default is dataclasses.MISSING
-        and f.default_factory is dataclasses.MISSING
-    ]
-    if missing:
+    if missing := [name for name in required if name not in value]:
         raise DecodeError(f"{where}.{missing[0]} is missing")
     return kind(**{key: decode(hints[key], v, f"{where}.{key}") for key, v in value.items()})

@@ -11,6 +11,7 @@ from headway.stats.summary import (
     min_samples,
     percentile,
     predict_log,
+    student,
 )
 
-__all__ = ["Prediction", "mean", "median", "min_samples", "percentile", "predict_log"]
+__all__ = ["Prediction", "mean", "median", "min_samples", "percentile", "predict_log", "student"]

@@ -11,9 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scipy import stats as distributions
-
-from headway.stats.summary import mean, median
+from headway.stats.summary import mean, median, student
 
 # How probable it is that an unchanged cell passes a margin in a night: one night alone, and the
 # mean of several. Simulated suites of 24 cells on a shared machine (3 launches a night, 5 to 20
@@ -104,7 +102,7 @@ def nights(
     last = changes[-persistence:] if len(changes) >= persistence else []
 
     def quantile(p: float) -> float:
-        return float(distributions.t.ppf(p, n - 1))
+        return student(p, n - 1)
 
     margin = max(tolerance, quantile(1 - ONE_NIGHT) * scale)
     mean_margin = max(drift_budget, quantile(1 - SEVERAL_NIGHTS) * mean_scale)

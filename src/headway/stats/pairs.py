@@ -17,6 +17,7 @@ from scipy.special import ndtr
 
 from headway.stats.flips import Statistic, max_t
 from headway.stats.signed_rank import hodges_lehmann, walsh_averages
+from headway.stats.summary import student
 
 __all__ = [
     "Statistic",
@@ -99,7 +100,7 @@ def _visible_t(df: int, alpha: float, power: float) -> float:
     The noncentral t distribution by averaging over the sample's standard deviation: scipy's own
     gives warnings or never returns at the quantiles that few pairs and a large family need.
     """
-    critical = float(distributions.t.isf(alpha, df))
+    critical = -student(alpha, df)
     shares = (np.arange(GRID) + 0.5) / GRID
     thresholds = critical * np.sqrt(distributions.chi2.ppf(shares, df) / df)
 

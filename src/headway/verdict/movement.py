@@ -132,14 +132,12 @@ def _by_launch(samples: Sequence[Sample]) -> dict[int, float]:
 
 def _change(name: str, ratios: Sequence[float]) -> list[Change]:
     """Return the mean of some log-ratios with Student's interval; nothing of too few."""
-    from scipy.stats import t
-
     n, mean = len(ratios), stats.mean(ratios)
     if mean is None or n < MIN_PAIRS:
         return []
     variance = math.fsum((x - mean) ** 2 for x in ratios) / (n - 1)
     sd = max(math.sqrt(variance), LEAST_SD)
-    half = float(t.ppf((1 + CONFIDENCE) / 2, n - 1)) * sd / math.sqrt(n)
+    half = stats.student((1 + CONFIDENCE) / 2, n - 1) * sd / math.sqrt(n)
     return [Change(name, math.expm1(mean), math.expm1(mean - half), math.expm1(mean + half))]
 
 

@@ -139,14 +139,12 @@ def _estimate(column: NDArray[np.float64]) -> tuple[float, Interval]:
 
     Five pairs are too few for one without any assumption: there it is Student's.
     """
-    from scipy.stats import t
-
     from headway.stats import pairs as arithmetic
 
     change, low, high = arithmetic.hodges_lehmann(column, CONFIDENCE)
     if low is None or high is None:
         n = len(column)
-        half = float(t.ppf((1 + CONFIDENCE) / 2, n - 1) * column.std(ddof=1) / math.sqrt(n))
+        half = stats.student((1 + CONFIDENCE) / 2, n - 1) * float(column.std(ddof=1)) / math.sqrt(n)
         low, high = float(column.mean()) - half, float(column.mean()) + half
     return change, (low, high)
 

@@ -298,7 +298,8 @@ def test_an_unknown_kind_names_those_that_are(tmp_path: Path) -> None:
     path = tmp_path / "tiny.toml"
     path.write_text(SUITE.format(load="concurrency = [1]"))
     loaded = suite.load(path, ["engine.fake_a.kind=vlm"])
-    with pytest.raises(suite.SuiteError, match=r"engine.fake_a.kind is 'vlm'; allowed: fake, hf_"):
+    message = r"engine.fake_a.kind is 'vlm'; allowed: command, fake, hf_"
+    with pytest.raises(suite.SuiteError, match=message):
         outlook.check(loaded)
 
 

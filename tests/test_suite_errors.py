@@ -46,7 +46,7 @@ ALLOWED_AT_TOP = "baseline, budget, engine, equal, limit, reference, suite, work
             "suite.lanches=3",
             "suite.lanches is not known; allowed: calibrate, description, dtype, "
             "idle_timeout_s, launches, level_timeout_s, load_workers, model, pin, replay_inside, "
-            "seed, step_batches, wait_quiet_s (did you mean launches?)",
+            "seed, step_batches, wait_quiet_s, warmup_timeout_s (did you mean launches?)",
         ),
         (
             "engine.a.arg={}",

@@ -107,14 +107,14 @@ class RealLab:
             image=instance.image,
             base_url=instance.base_url,
             api_key=_api_key(instance),
-            cpus=self.cores.engine,
+            cpus=() if instance.base_url is not None else self.cores.engine,
         )
 
     def start(self, planned: PlannedLaunch, prompt: tuple[int, ...]) -> RealEngine:
         """Start an engine and wait for its first token; raises LaunchError or OSError."""
         asked = self.suite.instance(planned.instance)
         gpus = self.telemetry.gpus_of(asked, self.device)
-        if gpus and self.suite.calibrate:
+        if gpus and self.suite.calibrate and self.kernels is None:
             self.calibrate()  # what its kernels hold of a GPU is no engine's
         resting = self.telemetry.free(gpus)
         with contextlib.ExitStack() as stack:

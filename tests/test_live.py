@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +39,9 @@ Begin = Callable[..., Night]
 
 
 @pytest.fixture
-def begin(tmp_path: Path) -> Begin:
+def begin(tmp_path: Path) -> Iterator[Begin]:
     """Begin a night over a small suite in a folder of its own."""
+    nights: list[Night] = []
 
     def make(load: str = "concurrency = [1, 2]\nrequests = 8", **changes: Any) -> Night:
         path = tmp_path / "tiny.toml"
@@ -56,9 +57,13 @@ def begin(tmp_path: Path) -> Begin:
             return night.RealLab(folder, loaded, "cpu", prepared, starts, lambda _: here, screen)
 
         facts, reports = {"fake": model.facts}, tmp_path / "reports"
-        return night.begin(loaded, machine, facts, reports, make_lab, screen=screen, **changes)
+        made = night.begin(loaded, machine, facts, reports, make_lab, screen=screen, **changes)
+        nights.append(made)
+        return made
 
-    return make
+    yield make
+    for made in nights:
+        made.lab.close()
 
 
 def measured(made: Night) -> list[tuple[str, int, bool]]:

@@ -328,8 +328,9 @@ Begin = Callable[..., Night]
 
 
 @pytest.fixture
-def begin(tmp_path: Path) -> Begin:
+def begin(tmp_path: Path) -> Iterator[Begin]:
     """Begin a night over a small suite in a folder of its own."""
+    nights: list[Night] = []
 
     def make(keys: str, *overrides: str, lab: type[night.RealLab] = night.RealLab) -> Night:
         chosen = loaded(tmp_path, keys, *overrides)
@@ -342,9 +343,13 @@ def begin(tmp_path: Path) -> Begin:
             return lab(folder, chosen, "cpu", {"fake": model}, starts, lambda _: here, screen)
 
         facts, reports = {"fake": model.facts}, tmp_path / "reports"
-        return night.begin(chosen, read_machine("cpu"), facts, reports, make_lab, screen=screen)
+        made = night.begin(chosen, read_machine("cpu"), facts, reports, make_lab, screen=screen)
+        nights.append(made)
+        return made
 
-    return make
+    yield make
+    for made in nights:
+        made.lab.close()
 
 
 def measured(made: Night) -> Run:

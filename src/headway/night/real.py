@@ -112,7 +112,7 @@ class RealLab:
             equal=self.suite.equal if instance.tuning == "equal" else {},
             image=instance.image,
             base_url=instance.base_url,
-            cpus=self.cores.engine,
+            cpus=() if instance.base_url is not None else self.cores.engine,
             made=self.made.get(instance.name),
         )
 
@@ -120,7 +120,7 @@ class RealLab:
         """Start an engine and wait for its first token; raises LaunchError or OSError."""
         asked = self.suite.instance(planned.instance)
         gpus = self.telemetry.gpus_of(asked, self.device)
-        if gpus and self.suite.calibrate:
+        if gpus and self.suite.calibrate and self.kernels is None:
             self.calibrate()  # what its kernels hold of a GPU is no engine's
         resting = self.telemetry.free(gpus)
         with contextlib.ExitStack() as stack:

@@ -105,7 +105,8 @@ class Telemetry:
         known = self._ask(lambda watcher: watcher.gpus) or ()
         if instance.gpus:
             return chosen(instance.gpus, known) if known else ()
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        name = "CUDA_VISIBLE_DEVICES"
+        visible = instance.env.get(name, os.environ.get(name, ""))
         with contextlib.suppress(ValueError):  # what only CUDA can name is not watched
             return chosen([name.strip() for name in visible.split(",") if name.strip()], known)
         return ()

@@ -74,7 +74,8 @@ def judge(
     `differs_at` is None, or the character from which on no tokens within `epsilon` spell the text.
     """
     forced: dict[str, Any] | None = None
-    for ids in _readings(tokenizer, given):
+    readings = _readings(tokenizer, given)
+    for ids in readings:
         found = summarise(reference.score(prompt, ids), ids, epsilon)
         if forced is None or found["max_gap"] < forced["max_gap"]:
             forced = {**found, "by": "ids", "differs_at": None}
@@ -82,8 +83,11 @@ def judge(
         return forced
     chosen, differs_at = spell(reference.options(prompt, epsilon), tokenizer, given)
     if differs_at is None:
-        found = summarise(_scores(chosen), [option.token for option in chosen], epsilon)
-        return {**found, "by": "text", "differs_at": None}
+        ids = [option.token for option in chosen]
+        found = summarise(_scores(chosen), ids, epsilon)
+        if forced is None or (ids not in readings and found["max_gap"] < forced["max_gap"]):
+            forced = {**found, "by": "text", "differs_at": None}
+        return forced
     if forced is not None and not forced["num_violations"]:
         return forced
     return {

@@ -77,16 +77,21 @@ def judge(
 
     `differs_at` is None, or the character from which on no tokens within `epsilon` spell the text.
     """
-    read, forced = tokenizer.encode(given.text), None
-    if len(read) == given.num_tokens and tokenizer.decode(read) == given.text:
-        found = summarise(reference.score(prompt, read, given.banned), read, epsilon)
-        forced = {**found, "by": "ids", "differs_at": None}
-        if not found["num_nonargmax"]:
-            return forced
+    forced: dict[str, Any] | None = None
+    readings = _readings(tokenizer, given)
+    for ids in readings:
+        found = summarise(reference.score(prompt, ids, given.banned), ids, epsilon)
+        if forced is None or found["max_gap"] < forced["max_gap"]:
+            forced = {**found, "by": "ids", "differs_at": None}
+    if forced is not None and not forced["num_nonargmax"]:
+        return forced
     chosen, differs_at = spell(reference.options(prompt, epsilon, given.banned), tokenizer, given)
     if differs_at is None:
-        found = summarise(_scores(chosen), [option.token for option in chosen], epsilon)
-        return {**found, "by": "text", "differs_at": None}
+        ids = [option.token for option in chosen]
+        found = summarise(_scores(chosen), ids, epsilon)
+        if forced is None or (ids not in readings and found["max_gap"] < forced["max_gap"]):
+            forced = {**found, "by": "text", "differs_at": None}
+        return forced
     if forced is not None and not forced["num_violations"]:
         return forced
     return {
@@ -98,6 +103,17 @@ def judge(
         "by": "text",
         "differs_at": differs_at,
     }
+
+
+def _readings(tokenizer: Tokenizer, given: Text) -> list[list[int]]:
+    """Return the ids that a text is read as, where they are as many; an end is not written."""
+    read = tokenizer.encode(given.text)
+    readings = [read, *([*read, end] for end in given.ends)]
+    return [
+        ids
+        for ids in readings
+        if len(ids) == given.num_tokens and tokenizer.decode(ids) == given.text
+    ]
 
 
 def spell(options: Options, tokenizer: Tokenizer, given: Text) -> tuple[list[Option], int | None]:

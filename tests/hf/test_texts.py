@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from headway.engines import boot, texts
-from headway.engines.models import ModelFolder, prepare
+from headway.engines.models import ModelFolder, prepare, spelling
 
 CORPUS = [
     "The quick brown fox jumps over the lazy dog, and then it jumps back again.",
@@ -98,3 +98,19 @@ def test_the_process_writes_what_it_is_asked_for(tmp_path):
     assert ready == {"ready": True, "begins": [0]}
     assert one == two
     assert texts.load(folder).encode(one["text"]) == one["ids"]
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(seed=st.integers(0, 10**6), length=st.integers(1, 20))
+def test_a_stream_shows_one_of_the_texts_that_its_tokens_may_show(folder, seed, length):
+    """As servers in Rust and transformers stream: any ids, characters in parts among them."""
+    tokenizer, draw = texts.load(folder), random.Random(seed)
+    ids = draw.choices(range(folder.vocab_size), k=length)
+    stream, sent = decoders.DecodeStream([], skip_special_tokens=True), ""
+    for id in ids:
+        sent += stream.step(tokenizer._tokenizer, id) or ""
+    assert sent in spelling.shown(tokenizer, ids)
+    held = tokenizer.decode(ids)
+    assert held.startswith(sent)
+    if not held.endswith(spelling.INCOMPLETE):
+        assert sent == held

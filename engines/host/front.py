@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from headway.core import EngineInfo
 from headway.engines.contract import Backend, Phase, Submission
@@ -196,17 +196,16 @@ class Front:
 
     def _replay(self, reply: Reply, content: bytes) -> None:
         """Serve requests in the engine itself; a client that goes away ends that."""
-        schedule = self._schedule(content)
+        work = asyncio.ensure_future(self._backend.replay(self._schedule(content)))
         self._replaying = True
-        self._later(reply, self._replayed(reply, schedule))
-
-    async def _replayed(self, reply: Reply, schedule: Schedule) -> None:
-        work = asyncio.ensure_future(self._backend.replay(schedule))
 
         def gone() -> None:
             work.cancel()
 
         reply.on_disconnect = gone
+        self._later(reply, self._replayed(reply, work))
+
+    async def _replayed(self, reply: Reply, work: asyncio.Future[dict[str, Any]]) -> None:
         try:
             answer = await work
         except RuntimeError as error:

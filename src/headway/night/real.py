@@ -85,10 +85,8 @@ class RealLab:
         for instance in instances:
             words = launcher_of(instance.kind).prepare(self._spec(instance, instance.name))
             if words is not None:
-                python, what = (
-                    self.reference_python(instance.model_name),
-                    f"{instance.name}'s model",
-                )
+                what = f"the model of {instance.name}"
+                python = self.reference_python(instance.model_name)
                 self.made[instance.name] = make(words, what, python, home, self.screen.line)
 
     def _spec(self, instance: Instance, name: str) -> LaunchSpec:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,9 @@ from headway.core import CHAT, COMPLETIONS, Request
 from headway.engines.launcher import SETTINGS, LaunchError, LaunchSpec
 from headway.engines.servers import launcher_of
 from headway.engines.servers.llama_cpp import LLAMA_CPP
+from headway.night import ModelFailure, RealLab, real
+from headway.night.models import PreparedModel, make
+from headway.suite import Instance
 from headway.transport import Target
 
 MODEL = {
@@ -87,6 +91,41 @@ def test_the_model_is_written_before_the_first_launch_in_the_instance_s_dtype():
     assert json.loads(words[2]) == MODEL
     with pytest.raises(LaunchError, match="none was made"):
         LLAMA_CPP.command(spec(None), 1)
+
+
+def test_a_model_that_cannot_be_written_says_so_before_the_night(tmp_path):
+    words = LLAMA_CPP.prepare(spec(None, model=MODEL | {"synthetic": True}))
+    assert words is not None
+    with pytest.raises(ModelFailure, match=r"the model of a cannot be prepared: .*no weights on"):
+        make(words, "the model of a", Path(sys.executable), tmp_path, lambda text: None)
+
+
+def test_a_night_has_it_written_once_and_starts_with_it(factory, tmp_path, file, monkeypatch):
+    instances = tuple(
+        Instance(name, kind, "tiny", "float32") for name, kind in (("a", "llama_cpp"), ("b", "x"))
+    )
+    suite = factory.make_suite(("a",))
+    python, asked = Path("/hf/bin/python"), []
+
+    def made(words, what, *where):
+        asked.append((words[0], what, *where[:2]))
+        return str(file)
+
+    monkeypatch.setattr(real, "make", made)
+    lab = RealLab(
+        tmp_path,
+        suite,
+        "cpu",
+        {"tiny": PreparedModel(MODEL, None)},
+        {name: real.Start(Path("/env/bin/python")) for name in "ab"},
+        reference_python=lambda model: python,
+    )
+    lab.prepare(instances, tmp_path)
+    module = "headway.engines.models.to_gguf"
+    assert asked == [(module, "the model of a", python, tmp_path)]
+    started = [lab._spec(instance, "log") for instance in instances]
+    assert [one.made for one in started] == [str(file), None]
+    assert options(started[0])["--model"] == str(file)
 
 
 @given(st.none() | st.integers(1, 64), st.none() | st.integers(1, 4096))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -59,8 +60,7 @@ def convert_once(model: ModelFolder, dtype: str, home: Path) -> Path:
     def build(folder: Path) -> ModelFolder:
         from headway.engines.models import gguf_vocabulary
 
-        said = f"writing {model.name} as GGUF in {dtype} for llama.cpp, once"
-        say(said)
+        say(f"writing {model.name} as GGUF in {dtype} for llama.cpp, once")
         vocabulary = gguf_vocabulary.read(model, tokenizer, config)
         _write(folder / FILE, model, dtype, shape, config, vocabulary)
         return replace(model, path=folder)
@@ -128,8 +128,8 @@ def _write(
     _add_settings(writer, shape, config)
     vocabulary(writer)
     weights = Weights(model.path, shape, config, dtype)
-    for name, num_dims, num_bytes, kind in weights.infos():
-        writer.add_tensor_info(name, num_dims, weights.array_type(kind), num_bytes, kind)
+    for name, sizes, num_bytes, kind in weights.infos():
+        writer.add_tensor_info(name, sizes, weights.array_type(kind), num_bytes, kind)
     writer.write_header_to_file(file)
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
@@ -207,10 +207,8 @@ class Weights:
         for name, (file, key) in self._places.items():
             with safe_open(file, framework="pt") as held:
                 shape = tuple(held.get_slice(key).get_shape())
-            kind, number = self.kind(len(shape)), 1
-            for size in shape:
-                number *= size
-            yield name, shape, number * self.array_type(kind).itemsize, kind
+            kind = self.kind(len(shape))
+            yield name, shape, math.prod(shape) * self.array_type(kind).itemsize, kind
         if self._rope:
             yield "rope_freqs.weight", (len(self._rope),), 4 * len(self._rope), self.kind(1)
 
@@ -257,7 +255,7 @@ def rope_factors(shape: Shape, config: Mapping[str, Any]) -> list[float]:
     low, high = rope["low_freq_factor"], rope["high_freq_factor"]
     factors = []
     for place in range(0, shape.head_dim, 2):
-        wavelength = 2 * 3.141592653589793 * rope["rope_theta"] ** (place / shape.head_dim)
+        wavelength = 2 * math.pi * rope["rope_theta"] ** (place / shape.head_dim)
         share = min(1.0, max(0.0, (context / wavelength - low) / (high - low)))
         factors.append(1 / ((1 - share) / factor + share))
     return factors

@@ -19,7 +19,7 @@ from pathlib import Path
 from headway.installer import EnvironmentFailed, Write, run, run_pip
 
 COMPILERS = ("c++", "g++", "clang++")
-# Every fiftieth of Ninja's lines, and what goes wrong.
+# Every fiftieth of Ninja's lines, which count what is done, and what goes wrong.
 SHOWN = r"\[\d*[05]0/\d+\]|CMake Error|.*\berror: |FAILED"
 
 

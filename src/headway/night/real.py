@@ -89,8 +89,8 @@ class RealLab:
             launcher = launcher_of(instance.kind, instance.args)
             words = launcher.prepare(self._spec(instance, instance.name))
             if words is not None:
+                what = f"the model of {instance.name}"
                 python = self.reference_python(instance.model_name)
-                what = f"{instance.name}'s model"
                 self.made[instance.name] = make(words, what, python, home, self.screen.line)
 
     def _spec(self, instance: Instance, name: str) -> LaunchSpec:

@@ -199,7 +199,9 @@ def test_its_own_stamps_lie_within_the_clients(served: Served) -> None:
         assert stamp is not None
         assert times[1] <= stamp <= event.at_s
     assert times == sorted(times)
-    assert len(pieces) == (1 if served.kind == "vllm_offline" else OUTPUT_TOKENS)
+    assert sum(len(event.token_ids or ()) for event in pieces) == OUTPUT_TOKENS
+    # Whoever comes late to AsyncLLM's stream, on a busy machine, gets several tokens at once.
+    assert (len(pieces) == 1) == (served.kind == "vllm_offline")
 
 
 def test_gauges_and_counters(served: Served) -> None:

@@ -21,7 +21,7 @@ cd "$own"
 export HEADWAY_HOME=$folder/home
 headway=$folder/venv/bin/headway
 "$headway" init
-"$headway" run smoke --set suite.launches=1
+"$headway" run smoke --level c4
 "$headway" gate reports/*-smoke-*
 "$headway" run mine
 "$headway" gate reports/*-mine-*

@@ -157,7 +157,7 @@ def test_cold_caches_alone_are_no_other_defaults() -> None:
 def test_our_own_host_shows_what_there_is_in_its_first_token() -> None:
     event = SimpleNamespace(token_ids=(7,), text="<7>")
     good = Stream((event,), 8, 1)  # type: ignore[arg-type]
-    can = Capabilities(control=True)
+    can = Capabilities(hosted=True)
     assert of_answer(can, replace(SHORT, max_tokens=1), good) == Found(can)
     wrong = of_answer(can, replace(SHORT, max_tokens=1), replace(good, prompt_tokens=9))
     assert wrong.can == replace(can, ids_in=False)

@@ -82,7 +82,7 @@ def load(tmp_path: Path, engine: str, rest: str = WORKLOAD) -> suite.Suite:
         ),
         (
             f'kind = "hf_naive"\nimage = "{DIGEST}"',
-            "image is for kinds sglang, tensorrt_llm, image; hf_naive runs in no image",
+            "image is for kinds vllm_serve, sglang, tensorrt_llm, image; hf_naive runs in no image",
         ),
         (
             f'kind = "sglang"\nimage = "{DIGEST}"\npython = "venv/bin/python"',

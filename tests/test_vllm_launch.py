@@ -202,9 +202,9 @@ def test_libraries_are_seen_in_a_process_that_has_them() -> None:
 def test_capabilities_of_our_own_host_and_of_vllms() -> None:
     serve, hosted = launcher_of("vllm_serve"), launcher_of("vllm")
     assert serve.can.salt == hosted.can.salt == "cache_salt"
-    assert not hosted.can.control
-    assert hosted.can.engine_stamps
-    assert not serve.can.engine_stamps
+    assert hosted.can.hosted
+    assert not hosted.can.steps
+    assert not serve.can.hosted
     assert serve.can.fields["repetition_penalty"] == 1.0
     assert serve.reset == "/reset_prefix_cache"
 

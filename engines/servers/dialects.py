@@ -7,6 +7,7 @@ the names and values that this server reads. Standard library only.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from headway.core import Capabilities
 
@@ -23,6 +24,7 @@ VLLM = Capabilities(
         **NO_PENALTIES,
         "top_k": -1,
         "min_p": 0.0,
+        "min_tokens": 0,
     },
     salt="cache_salt",
 )
@@ -49,17 +51,19 @@ TENSORRT_LLM = Capabilities(
     completions_fields={"detokenize": False},
 )
 
-# Without these it samples from 40 tokens at temperature 0.8. It bans the ends that it is to ignore,
-# and its OpenAI endpoint sends no ids.
+# Without these it samples from 40 tokens at temperature 0.8; whatever is not named as a sampler is
+# not done, but for mirostat, which replaces them. It bans the ends that it is to ignore.
 LLAMA_CPP = Capabilities(
-    ids_out=False,
     ignore_eos="ban",
-    fields={
-        "samplers": ["top_k", "temperature", "top_p"],
-        "top_k": 0,
-        "mirostat": 0,
-        "cache_prompt": False,
-    },
+    cached_tokens=True,
+    logprobs=True,
+    fields={"samplers": ["top_k", "temperature", "top_p"], "top_k": 0, "mirostat": 0},
+    # At temperature 0 it would compute probabilities of all ids to take the largest.
+    greedy_fields={"top_k": 1},
+    # Its OpenAI endpoint sends no ids.
+    completions="/completion",
+    # It says that it keeps a connection, and closes it after each stream.
+    keep_alive=False,
 )
 
 # Its validation wants top_p below 1.
@@ -76,6 +80,7 @@ DIALECTS: Mapping[str, Capabilities] = {
     "vllm": VLLM,
     "sglang": SGLANG,
     "tensorrt_llm": TENSORRT_LLM,
-    "llama_cpp": LLAMA_CPP,
+    # Where it is not ours to start, its prefix cache is left out of each request.
+    "llama_cpp": replace(LLAMA_CPP, fields={**LLAMA_CPP.fields, "cache_prompt": False}),
     "tgi": TGI,
 }

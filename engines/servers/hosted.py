@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 CAN = Capabilities(
     strict_fields=True,
-    engine_stamps=True,
-    control=True,
+    hosted=True,
+    steps=True,
     fields={"return_token_ids": True},
 )
 

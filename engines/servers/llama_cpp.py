@@ -11,14 +11,14 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headway.core import Capabilities, EngineInfo
+from headway.core import EngineInfo
 from headway.engines.launcher import Launcher, LaunchError, LaunchSpec, flags
+from headway.engines.servers.dialects import LLAMA_CPP as DIALECT
 
 if TYPE_CHECKING:
     from headway.engines.endpoint import Endpoint
 
 PROGRAM = "llama-server"
-NATIVE = "/completion"
 DTYPES = {"all F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 # How many slots it makes where only their length is said: as many as it would itself.
 SLOTS = 4
@@ -109,25 +109,14 @@ def _twice(endpoint: Endpoint) -> tuple[Any, Any]:
     """Ask for one token that ends nothing, twice: what is banned then, and is a prompt cached?"""
     special = set(endpoint.spec.model["special_ids"])
     ids = [id for id in range(len(special) + 16) if id not in special][:16]
-    body = {"prompt": ids, "n_predict": 1, "ignore_eos": True, **LLAMA_CPP.can.fields}
-    return endpoint.post(NATIVE, body), endpoint.post(NATIVE, body)
+    body = {"prompt": ids, "n_predict": 1, "ignore_eos": True, **DIALECT.fields}
+    return endpoint.post(DIALECT.completions, body), endpoint.post(DIALECT.completions, body)
 
 
 LLAMA_CPP = Launcher(
     command,
     info,
-    Capabilities(
-        ignore_eos="ban",
-        cached_tokens=True,
-        logprobs=True,
-        # Whatever is not named as a sampler is not done, but for mirostat, which replaces them.
-        fields={"samplers": ["top_k", "temperature", "top_p"], "top_k": 0, "mirostat": 0},
-        # At temperature 0 it would compute probabilities of all ids to take the largest.
-        greedy_fields={"top_k": 1},
-        completions=NATIVE,
-        # It says that it keeps a connection, and closes it after each stream.
-        keep_alive=False,
-    ),
+    DIALECT,
     prepare=prepare,
     equal={
         "max_num_seqs": "parallel",

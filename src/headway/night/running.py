@@ -147,7 +147,7 @@ class RealEngine:
         self, case: Case, level: Level, requests: Sequence[Request]
     ) -> tuple[RequestRecord, ...]:
         """Have the host serve the same requests inside; nothing where it is not our host."""
-        if not self.endpoint.launcher.can.control:
+        if not self.endpoint.launcher.can.hosted:
             return ()
         self.lab.screen.status(f"{self.planned.name} {level.name}: replayed inside")
         self._empty_cache()

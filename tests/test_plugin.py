@@ -27,6 +27,7 @@ def test_a_night_leaves_everything_a_reader_needs(workspace: Any) -> None:
         "fake_a-1.log",
         "fake_b-1.log",
         "reference.log",
+        "telemetry.log",
     }
     cells = {(c["instance"], c["metric"]): c["value"] for c in done.report()["cells"]}
     for batch in (1, 8):

@@ -153,6 +153,7 @@ def command(
         *("--publish", f"127.0.0.1:{port}:{port}"),
         *("--ipc", "host"),
         *_gpus(container.client, spec),
+        *(("--cpuset-cpus", ",".join(map(str, spec.cpus))) if spec.cpus else ()),
         *launcher.container,
         *(
             word

@@ -313,7 +313,14 @@ def test_answers_that_may_end_are_verified_without_the_ban(factory):
     (workload,) = night.suite.workloads
     prompts = dataclasses.replace(workload.prompts, ignore_eos=False)
     loads = (dataclasses.replace(workload, prompts=prompts),)
-    night = dataclasses.replace(night, suite=dataclasses.replace(night.suite, workloads=loads))
+    runs = tuple(
+        dataclasses.replace(
+            run, records=tuple(dataclasses.replace(r, ignore_eos=False) for r in run.records)
+        )
+        for run in night.runs
+    )
+    suite = dataclasses.replace(night.suite, workloads=loads)
+    night = dataclasses.replace(night, suite=suite, runs=runs)
     of_runs = [pair for pair in correctness.pairs(night, "fake") if len(pair.output) > 3]
     assert {pair.banned for pair in of_runs} == {()}
 

@@ -634,11 +634,11 @@ def replayed(host: Host, *prompts: object, **fields: object) -> tuple[int, Any]:
     return status, answer
 
 
-@pytest.mark.parametrize("kind", ["fake", "counter"])
+@pytest.mark.parametrize("kind", ["fake", "stepped", "working"])
 def test_requests_are_replayed_inside(kind: str, request: pytest.FixtureRequest) -> None:
     host: Host = request.getfixturevalue(kind)
     prompts = [[11, 12], [13], "<14><15>", [16], [17]]
-    if kind == "counter":
+    if kind != "fake":
         prompts[2] = [14, 15]
     before_s = time.monotonic()
     status, answer = replayed(host, *prompts, concurrency=2, slots_s=[0.005, 0.01])
@@ -673,7 +673,7 @@ def test_what_cannot_be_replayed_is_refused(fake: Host) -> None:
         assert says in answer["error"]["message"]
 
 
-@pytest.mark.parametrize("kind", ["fake", "step_engine:Counter"])
+@pytest.mark.parametrize("kind", ["fake", "step_engine:Counter", "step_engine:AsyncCounter"])
 def test_a_replay_has_the_engine_to_itself_until_its_client_goes(
     start: Callable[..., Host], kind: str
 ) -> None:

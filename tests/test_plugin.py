@@ -159,7 +159,7 @@ USAGE = [
     (("run", "mini", "--device", "cuda"), "nvidia-smi finds no GPU; use --headway-device cpu"),
     (
         ("run", "mini", "--set", "engine.fake_a.kind=vlm"),
-        "engine.fake_a.kind is 'vlm'; allowed: fake",
+        "engine.fake_a.kind is 'vlm'; allowed: command, fake, hf_naive",
     ),
     (("run", "mini", "--set", "baseline.metrics=[1]"), "baseline.metrics"),
     (("plan", "mimi"), "there is no suite 'mimi'"),

@@ -17,7 +17,6 @@ from headway import environment, source
 from headway.engines import launch
 from headway.engines.fake import MODEL, fake_tokens
 from headway.engines.launch import LaunchError, LaunchSpec, launched
-from headway.engines.servers.hosted import HOST
 from headway.source import Source, SourceError
 from headway.suite import Instance
 
@@ -464,13 +463,12 @@ def test_a_users_repository_builds_engines_of_their_own_only(
 
 
 def test_a_third_partys_engine_is_not_built_from_a_commit_of_headway(
-    checkout: Repository, home: Path, monkeypatch: pytest.MonkeyPatch
+    checkout: Repository, home: Path
 ) -> None:
     assert "no engine 'vllm', only fake, hf_static, ref" in not_built("vllm", home, checkout.folder)
-    monkeypatch.setattr("headway.source.LAUNCHERS", {"vllm": HOST})
-    message = not_built("vllm", home, checkout.folder)
+    message = not_built("vllm_serve", home, checkout.folder)
     assert message.endswith(
-        "kind 'vllm' is not built from a commit; "
+        "kind 'vllm_serve' is not built from a commit; "
         "another version of it is given by python = or image ="
     )
 

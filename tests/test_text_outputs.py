@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import random
 from collections.abc import Sequence
 
@@ -68,30 +69,40 @@ class Toy:
         draw = random.Random(f"{self.seed}/{list(context)}")
         return [draw.gauss(0, 1) for _ in range(self.size)]
 
-    def options(self, prompt: Sequence[int], epsilon: float) -> spelling.Options:
+    def options(
+        self, prompt: Sequence[int], epsilon: float, banned: Sequence[int] = ()
+    ) -> spelling.Options:
         context = list(prompt)
         while True:
             logits = self.logits(context)
-            order = sorted(range(self.size), key=lambda id: -logits[id])
+            allowed = [id for id in range(self.size) if id not in banned]
+            order = sorted(allowed, key=lambda id: -logits[id])
             best = logits[order[0]]
             near = [Option(id, best - logits[id], rank) for rank, id in enumerate(order)]
             context.append((yield [one for one in near if one.gap <= epsilon]))
 
-    def score(self, prompt: Sequence[int], output: Sequence[int]) -> Scores:
+    def score(
+        self, prompt: Sequence[int], output: Sequence[int], banned: Sequence[int] = ()
+    ) -> Scores:
         gaps, best = [], []
         for k, id in enumerate(output):
             logits = self.logits([*prompt, *output[:k]])
+            logits = [-math.inf if i in banned else one for i, one in enumerate(logits)]
             gaps.append(max(logits) - logits[id])
             best.append(logits.index(max(logits)))
         ranks = [int(gap > 0) for gap in gaps]
         return Scores(gaps, ranks, [1.0] * len(gaps), best, [0.0] * len(gaps))
 
-    def greedy(self, prompt: Sequence[int], n: int, noise: float = 0.0) -> list[int]:
+    def greedy(
+        self, prompt: Sequence[int], n: int, noise: float = 0.0, banned: Sequence[int] = ()
+    ) -> list[int]:
         """Return n tokens, END among them like any other, of logits that are off by some noise."""
         ids: list[int] = []
         draw = random.Random(f"noise/{self.seed}")
         for _ in range(n):
-            logits = [one + draw.uniform(-noise, noise) for one in self.logits([*prompt, *ids])]
+            exact = self.logits([*prompt, *ids])
+            logits = [one + draw.uniform(-noise, noise) for one in exact]
+            logits = [-math.inf if i in banned else one for i, one in enumerate(logits)]
             ids.append(logits.index(max(logits)))
         return ids
 
@@ -107,8 +118,15 @@ def streamed(tokenizer: Bytes, ids: Sequence[int]) -> list[str]:
     return events
 
 
-def judged(tokenizer: Bytes, toy: Toy, text: str, n: int, ends: Sequence[int] = ()) -> dict:
-    return spelling.judge(toy, tokenizer, [1, 2], Text(text, n, ends), EPSILON)
+def judged(
+    tokenizer: Bytes,
+    toy: Toy,
+    text: str,
+    n: int,
+    ends: Sequence[int] = (),
+    banned: Sequence[int] = (),
+) -> dict:
+    return spelling.judge(toy, tokenizer, [1, 2], Text(text, n, ends, banned), EPSILON)
 
 
 def right(found: dict) -> bool:
@@ -204,8 +222,10 @@ class InThisProcess:
         return reference._carry_out(reference.FakeReference(), FOLDER, question)
 
 
-def judge_fake(text: str, n: int, prompt: tuple[int, ...] = (11, 12)) -> correctness.Verification:
-    pair = answers._in_text(prompt, text, n, True)
+def judge_fake(
+    text: str, n: int, prompt: tuple[int, ...] = (11, 12), banned: tuple[int, ...] = ()
+) -> correctness.Verification:
+    pair = answers._in_text(prompt, text, n, True, banned)
     assert isinstance(pair, answers.TextPair)
     return Reference(InThisProcess()).verify(pair)
 
@@ -219,6 +239,13 @@ def test_a_text_is_asked_about_and_its_verdict_comes_back():
     lost = judge_fake(FakeTokenizer().decode(ids[:5]), 6)
     assert (lost.by, lost.differs_at) == ("text", len(FakeTokenizer().decode(ids[:5])))
     assert judge_fake(text, 6, (12, 11)).differs_at is not None
+    # Where the first token is banned, another text is right, and this one no longer is.
+    banned = (ids[0],)
+    others = reference.FakeReference().generate((11, 12), 6, True, banned)
+    found = judge_fake(FakeTokenizer().decode(others), 6, banned=banned)
+    assert (found.differs_at, found.max_gap) == (None, 0.0)
+    wrong = judge_fake(text, 6, banned=banned)
+    assert wrong.differs_at is not None or wrong.max_gap
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import pytest
 
 from headway import night, suite
 from headway.fingerprint import read_machine
-from headway.night import Screen, real
+from headway.night import Screen, real, running
 from headway.night.cores import Cores
 
 SUITE = """
@@ -145,14 +145,14 @@ def test_client_and_engine_keep_to_their_own_cores(
             prepared = {"fake": model}
             return night.RealLab(folder, loaded, "cpu", prepared, starts, lambda _: here, screen)
 
-        begun = real.loadgen.measure_with
+        begun = running.loadgen.measure_with
 
         async def measured(*given: Any, begun: Any = begun) -> Any:
-            pids = real.our_processes()
+            pids = running.our_processes()
             seen.append((os.sched_getaffinity(0), [os.sched_getaffinity(p) for p in pids]))
             return await begun(*given)
 
-        monkeypatch.setattr(real.loadgen, "measure_with", measured)
+        monkeypatch.setattr(running.loadgen, "measure_with", measured)
         facts, reports = {"fake": model.facts}, tmp_path / "reports"
         made = night.begin(loaded, read_machine("cpu"), facts, reports, make_lab, screen=screen)
         made.expect(made.suite.cases())
@@ -161,7 +161,7 @@ def test_client_and_engine_keep_to_their_own_cores(
         (record,) = made.results.launches
         assert record.failure is None
         assert record.cpus == (tuple(engine) if pin == "true" else ())
-        monkeypatch.setattr(real.loadgen, "measure_with", begun)
+        monkeypatch.setattr(running.loadgen, "measure_with", begun)
     (pinned, family), (free, _) = seen
     assert pinned == set(client)
     assert not family or set(engine) in family

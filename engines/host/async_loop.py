@@ -12,7 +12,7 @@ import contextlib
 import socket
 import sys
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 
 from headway.engines.contract import AsyncEngine, Departure, Output, Submission
 from headway.engines.host.inside import Schedule, replay
@@ -95,8 +95,9 @@ class AsyncLoop:
         elif "replay" in message:
             self._replay = self._ask(self._tell_replay(read_schedule(message["replay"])))
         elif "stop" in message:
-            if self._replay is not None:
+            if self._replay is not None and not self._replay.done():
                 self._replay.cancel()
+                self._front.write(to_line({"replayed": {}}))  # the front waits for one line
         elif "step" in message:
             refused = "this engine decides itself when it does a step: none can be timed"
             self._front.write(to_line({"refused": refused}))
@@ -144,10 +145,7 @@ class AsyncLoop:
         self._front.write(to_line(out_message(departure.at_s, [output], arrived_s)))
 
     async def _tell_replay(self, schedule: Schedule) -> None:
-        """Serve a schedule; stopped, it answers all the same: the front waits for one line."""
-        answer: Mapping[str, object] = {}
-        with contextlib.suppress(asyncio.CancelledError):
-            answer = await replay(schedule, self._submit, self._abort, time.monotonic)
+        answer = await replay(schedule, self._submit, self._abort, time.monotonic)
         self._front.write(to_line({"replayed": answer}))
 
     async def _tell_stats(self) -> None:

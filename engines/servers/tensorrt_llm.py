@@ -81,6 +81,7 @@ TENSORRT_LLM = Launcher(
     command,
     info,
     DIALECT,
+    metrics="/prometheus/metrics",
     equal={
         "max_num_seqs": "max_batch_size",
         "max_num_batched_tokens": "max_num_tokens",

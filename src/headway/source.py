@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headway.engines import launch
-from headway.engines.servers import LAUNCHERS
+from headway.engines.servers import launcher_of
 from headway.suite import Instance
 
 PREFIX = "git:"
@@ -291,7 +291,7 @@ def _notes(tree: Path) -> tuple[str, ...]:
 def _check_kind(source: Source, kind: str) -> None:
     """Refuse a kind that cannot be built from this source."""
     module, colon, _ = kind.partition(":")
-    if kind in LAUNCHERS:
+    if not launcher_of(kind).can.hosted:
         raise SourceError(f"kind {kind!r} is not built from a commit; {ELSEWHERE}")
     if not colon and source.own:
         _environment(source, kind)

@@ -14,10 +14,9 @@ import pytest
 
 # Fixtures that start engines and measure them.
 MEASURING = frozenset(("workspace", "begin"))
-# Where those are fake ones, and no test draws a narrow line between them (one that does: `alone`).
-PACED = frozenset(
-    ("test_frozen.py", "test_live.py", "test_plugin.py", "test_prompt_paths.py", "test_proofs.py")
-)
+# Where those are fake ones, and no test draws a narrow line between them (one that does: `alone`)
+# or expects that no Run is replaced.
+PACED = frozenset(("test_frozen.py", "test_plugin.py", "test_proofs.py"))
 
 
 def _load(name: str) -> ModuleType:

@@ -188,7 +188,7 @@ def test_outputs_that_were_verified_by_their_text_are_told_apart(factory):
     by_text = {k: dataclasses.replace(v, by="text") for k, v in night.verifications.items()}
     made = report_of(factory, dataclasses.replace(night, verifications=by_text))
     assert made["cases"][1]["outputs"] == {"completed": 32, "verified": 32, "by_text": 32}
-    said = "of a came without ids and were verified by text"
+    said = "outputs verified without ids, by tokens that"
     assert said in markdown(made)
     assert said in " ".join(terminal(made, 200, color=False).split())
     assert said not in markdown(report_of(factory, night))

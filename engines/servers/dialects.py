@@ -56,7 +56,6 @@ TENSORRT_LLM = Capabilities(
 LLAMA_CPP = Capabilities(
     ignore_eos="ban",
     cached_tokens=True,
-    logprobs=True,
     fields={"samplers": ["top_k", "temperature", "top_p"], "top_k": 0, "mirostat": 0},
     # At temperature 0 it would compute probabilities of all ids to take the largest.
     greedy_fields={"top_k": 1},

@@ -200,8 +200,10 @@ def by_text(document: Document) -> Iterator[str]:
         if case.outputs is not None and case.outputs.by_text:
             found[case.instance] = found.get(case.instance, 0) + case.outputs.by_text
     for instance, outputs in found.items():
-        said = f"{text.count(outputs, 'output')} of {instance} came without ids and"
-        yield f"{said} were verified by text: by tokens that the reference found to spell it"
+        said = (
+            f"{instance}: {text.count(outputs, 'output')} of those verified came without ids, and"
+        )
+        yield f"{said} by tokens that the reference found to spell the text"
 
 
 def launch_cells(document: Document) -> tuple[CellView, ...]:

@@ -110,9 +110,12 @@ def _table(groups: Sequence[table.Group], width: int) -> Table:
     made.add_column("level / engine", no_wrap=True, overflow="ellipsis", min_width=10)
     numbers = ["output\ntok/s", "ratio", "TTFT\np50 ms", "TPOT\np50 ms", "E2EL\np50 ms"]
     numbers += ["requests\ncompleted", "outputs\nverified"] if wide else ["outputs\nverified"]
+    # Where there is little room, the name of an engine gives way first.
     for name in numbers:
-        made.add_column(name, justify="right", no_wrap=True)
-    made.add_column("verdict", no_wrap=True)
+        needed = max(map(len, name.splitlines()))
+        made.add_column(name, justify="right", no_wrap=True, min_width=needed)
+    words = (row.word for group in groups for row in group.rows)
+    made.add_column("verdict", no_wrap=True, min_width=max(map(len, words), default=0))
     for group in groups:
         title = text.plain(f"{group.workload} {group.level}")
         made.add_row(Text(title, style="bold"))

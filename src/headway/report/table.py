@@ -200,10 +200,8 @@ def by_text(document: Document) -> Iterator[str]:
         if case.outputs is not None and case.outputs.by_text:
             found[case.instance] = found.get(case.instance, 0) + case.outputs.by_text
     for instance, outputs in found.items():
-        said = (
-            f"{instance}: {text.count(outputs, 'output')} of those verified came without ids, and"
-        )
-        yield f"{said} by tokens that the reference found to spell the text"
+        said = f"{instance}: {text.count(outputs, 'output')} verified without ids"
+        yield f"{said}, by tokens that the reference found to spell the text"
 
 
 def launch_cells(document: Document) -> tuple[CellView, ...]:

@@ -123,8 +123,19 @@ def inside(spec: LaunchSpec) -> LaunchSpec:
     """Return a spec as it reads in the container."""
     model = dict(spec.model)
     if not model.get("synthetic"):
-        model["path"] = str(INSIDE / "models" / Path(model["path"]).name)
+        folder, within = _model_folder(Path(model["path"]))
+        model["path"] = f"{INSIDE / 'models' / folder.name}{within}"
     return replace(spec, model=model, log=Path(INSIDE / spec.log.name))
+
+
+def _model_folder(path: Path) -> tuple[Path, str]:
+    """Return the folder to mount, and where in it the model lies.
+
+    A snapshot of the hub's cache holds links to files that lie beside all snapshots.
+    """
+    if path.parent.name == "snapshots":
+        return path.parents[1], f"/snapshots/{path.name}"
+    return path, ""
 
 
 def command(
@@ -143,7 +154,9 @@ def command(
     kept.mkdir(parents=True, exist_ok=True)
     mounts = [(kept, CACHE, "")]
     if not spec.model.get("synthetic"):
-        mounts.append((Path(spec.model["path"]), PurePosixPath(there.model["path"]), ",readonly"))
+        folder, within = _model_folder(Path(spec.model["path"]))
+        at = PurePosixPath(there.model["path"].removesuffix(within))
+        mounts.append((folder, at, ",readonly"))
     if spec.config.exists():
         mounts.append((spec.config, PurePosixPath(there.config), ",readonly"))
     caches = [f"{name}={CACHE / folder}" for name, folder in CACHES.items() if name not in env]

@@ -174,8 +174,12 @@ class Endpoint:
             connection.close()
 
     def info(self) -> EngineInfo:
-        """Read back who answers."""
-        return self.launcher.info(self)
+        """Read back who answers; raises LaunchError, OSError when nobody does."""
+        try:
+            return self.launcher.info(self)
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            message = f"{self.spec.instance} describes itself otherwise than {self.spec.kind} does"
+            raise LaunchError("no_info", f"{message}: {type(error).__name__} {error}") from error
 
     def peak_rss_bytes(self) -> int | None:
         """Return the sum of the peak resident sizes of the engine's processes that still live."""

@@ -8,6 +8,7 @@ Standard library only: this runs in the instrument's process.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import socket
@@ -44,12 +45,13 @@ def launched(spec: LaunchSpec) -> Iterator[Endpoint]:
         _wait_until_ready(endpoint)
         yield endpoint
         return
-    port = _choose_port(spec)
     spec.log.parent.mkdir(parents=True, exist_ok=True)
+    _keep(spec.log)
     config = launcher.config(spec)
     if config is not None:
         spec.config.write_text(config, encoding="utf-8")
     container = None if spec.image is None else prepare(spec)
+    port = _choose_port(spec)
     started_s = time.monotonic()
     supervisor = _start(spec, launcher, port, container)
     base_url = f"http://127.0.0.1:{port}"
@@ -59,6 +61,13 @@ def launched(spec: LaunchSpec) -> Iterator[Endpoint]:
         yield endpoint
     finally:
         _stop(supervisor)
+
+
+def _keep(log: Path) -> None:
+    """Put the log of an earlier attempt aside: what is read back from this one is of this life."""
+    if log.exists():
+        number = next(n for n in itertools.count(1) if not log.with_suffix(f".{n}.log").exists())
+        log.rename(log.with_suffix(f".{number}.log"))
 
 
 def _start(

@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -56,6 +56,7 @@ port = {ports[1]}
 {prompts}
 concurrency = [1, 2]
 """
+ENGINES = ("one", "other")  # in the order of the ports
 FAKE = "args = { ttft_s = 0.02, itl_s = 0.004 }"
 RECALL = 'prompts = "recall"\nprompt_tokens = 48\noutput_tokens = 8'
 FINE = frozenset({"PASS", "IMPROVEMENT", "RECORDING", "SKIPPED"})
@@ -101,7 +102,8 @@ SUBJECTS = {
 class Trial:
     """What one kill did. `left` counts processes, `taken` ports; `unclear` is empty where good.
 
-    `unsure` counts cells that the machine, busy with other work, left without a verdict.
+    `red` counts the cells that a kill turned red, `unsure` those that the machine, busy with other
+    work, left without a verdict.
     """
 
     number: int
@@ -112,6 +114,7 @@ class Trial:
     left: int
     taken: int
     verdict: str
+    red: int
     unsure: int
     unclear: str
     seconds: float
@@ -193,8 +196,29 @@ def role_of(pid: int) -> str | None:
     return None
 
 
-def strike(field: Field, process: subprocess.Popen[str], draw: random.Random) -> str | None:
-    """Kill one of the engine's processes; None: the night ended first.
+def instance_of(pid: int, ports: Sequence[int]) -> str | None:
+    """Return the engine that a process belongs to: the one whose port stands above it."""
+    seen = pid
+    for _ in range(20):
+        try:
+            words = (
+                Path(f"/proc/{seen}/cmdline").read_bytes().decode("utf-8", "replace").split("\0")
+            )
+            parent = int(Path(f"/proc/{seen}/stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            return None
+        for name, port in zip(ENGINES, ports, strict=True):
+            if str(port) in words:
+                return name
+        seen = parent
+    return None
+
+
+Struck = tuple[str, str | None]
+
+
+def strike(field: Field, process: subprocess.Popen[str], draw: random.Random) -> Struck | None:
+    """Kill one of the engine's processes; return its role and engine. None: the night ended first.
 
     Where there is none yet it is a moment after the first one that comes: not always its first.
     """
@@ -207,8 +231,9 @@ def strike(field: Field, process: subprocess.Popen[str], draw: random.Random) ->
             wait(process, draw.uniform(0.0, field.night_s / 4))
         elif victims:
             pid = draw.choice(victims)
+            instance = instance_of(pid, field.ports)
             kill(pid)
-            return roles[pid]
+            return roles[pid] or "", instance
         else:
             early = True
             time.sleep(POLL_S)
@@ -219,11 +244,12 @@ def engine_trial(field: Field, draw: random.Random, at_s: float) -> tuple[str, D
     """Kill an engine's process; returns which, what the night said, and what of it is unclear."""
     process = field.start()
     wait(process, at_s)
-    role = strike(field, process, draw)
+    struck = strike(field, process, draw)
     done = field.end(process)
-    if role is None:
+    if struck is None:
         return "nobody", done, "" if done.code == 0 else f"exit {done.code} without a kill"
-    return role, done, unclear(done, role)
+    role, instance = struck
+    return role, done, unclear(done, role, instance)
 
 
 def pytest_trial(field: Field, at_s: float) -> tuple[str, Done, str]:
@@ -256,7 +282,13 @@ def reported(done: Done) -> bool:
     return bool(done.nights) and (done.night / "report.json").is_file()
 
 
-def unclear(done: Done, killed: str | None) -> str:
+def red_cells(done: Done) -> set[tuple[str, str]]:
+    """Return (instance, metric) of the cells that are neither fine nor the machine's doing."""
+    cells = done.report()["cells"]
+    return {(c["instance"], c["metric"]) for c in cells if c["verdict"] not in FINE | {"INVALID"}}
+
+
+def unclear(done: Done, killed: str | None, instance: str | None = None) -> str:
     """Return what is wrong with a verdict, or an empty text.
 
     Where an engine was killed its own cells are red, if it was not done; without the reference
@@ -264,11 +296,7 @@ def unclear(done: Done, killed: str | None) -> str:
     """
     if not reported(done):
         return f"exit {done.code}, and no report: {done.text[-300:]}"
-    red = {
-        (cell["instance"], cell["metric"])
-        for cell in done.report()["cells"]
-        if cell["verdict"] not in FINE | {"INVALID"}
-    }
+    red = red_cells(done)
     if not red:
         return "" if done.code in (0, 3) else f"exit {done.code}, and nothing is red"
     if killed is None:
@@ -278,8 +306,9 @@ def unclear(done: Done, killed: str | None) -> str:
     if killed == "reference":
         wrong = {metric for _, metric in red} - {"greedy_equality", "launch_time"}
         return f"red for want of a reference: {sorted(wrong)}" if wrong else ""
-    if len({instance for instance, _ in red}) > 1:
-        return f"red in both engines: {sorted(red)[:5]}"
+    others = {name for name, _ in red} - {instance}
+    if others:
+        return f"{instance} was killed, and red is {', '.join(sorted(others))}: {sorted(red)[:5]}"
     told = done.failed().values()
     causes = ("ended", "requests failed", "gave no first token", "answers /health no more")
     if not any(cause in message for message in told for cause in causes):
@@ -304,6 +333,7 @@ def trial(subject: Subject, number: int, draw: random.Random, night_s: float) ->
         for pid in left:
             kill(pid)
         cells = done.report()["cells"] if reported(done) else []
+    red = sum(cell["verdict"] not in FINE | {"INVALID"} for cell in cells)
     words = Counter(cell["word"] for cell in cells)
     unsure = sum(cell["verdict"] == "INVALID" for cell in cells)
     verdict = ", ".join(f"{count} {word}" for word, count in sorted(words.items()))
@@ -317,6 +347,7 @@ def trial(subject: Subject, number: int, draw: random.Random, night_s: float) ->
         left=len(left),
         taken=taken,
         verdict=verdict,
+        red=red,
         unsure=unsure,
         unclear=why,
         seconds=round(seconds, 2),
@@ -367,6 +398,7 @@ def summary(subject: str, seed: int, rows: list[Trial]) -> dict[str, object]:
         "trials": len(rows),
         "good": sum(row.good for row in rows),
         "killed": dict(sorted(Counter(row.role for row in rows).items())),
+        "engine_kills_that_are_red": sum(row.red > 0 for row in rows if row.whom == "engine"),
         "processes_left": sum(row.left for row in rows),
         "ports_taken": sum(row.taken for row in rows),
         "unsure_trials": sum(row.unsure > 0 for row in rows),

@@ -16,7 +16,7 @@ import pytest
 from headway import night, suite, telemetry, verdict
 from headway.core import LaunchRecord, Run
 from headway.fingerprint import Machine
-from headway.night import Night, Screen, real, watch
+from headway.night import Night, Screen, real, running, watch
 from headway.report.document import document
 from headway.report.markdown import markdown
 from headway.report.terminal import terminal
@@ -229,7 +229,7 @@ def test_throttling_while_a_run_lasts_makes_it_invalid(begin: Begin, card: Card)
 def test_a_stranger_on_the_card_makes_it_invalid_and_an_idle_resident_does_not(
     begin: Begin, card: Card, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(real, "our_processes", lambda: [10])
+    monkeypatch.setattr(running, "our_processes", lambda: [10])
     made = begin(
         "one",
         alive=lambda: card.say(processes={"5": GIB, "10": 60 * GIB, "66": 3 * GIB}),

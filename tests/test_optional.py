@@ -89,15 +89,24 @@ def found(loaded: Suite, tmp_path: Path, *wanted: str) -> dict[str, str]:
     return dict(available.available(loaded, wanted, tmp_path, said.append).left_out)
 
 
-def test_an_engine_that_nobody_knows_is_left_out(tmp_path: Path) -> None:
-    (why,) = found(load(tmp_path), tmp_path).values()
-    assert "No environment is known for engines of kind 'no_such'" in why
+def test_a_kind_that_there_is_not_is_refused_though_it_is_optional(tmp_path: Path) -> None:
+    with pytest.raises(SuiteError, match="kind is 'no_such'; allowed: "):
+        found(load(tmp_path), tmp_path)
+    assert found(load(tmp_path, kind="sglang", more='python = "/x"'), tmp_path)
+
+
+def test_a_command_and_an_image_are_not_looked_for_here(tmp_path: Path) -> None:
+    command = 'args = { command = ["serve"], dialect = "vllm" }'
+    assert found(load(tmp_path, kind="command", more=command), tmp_path) == {}
+    image = 'python = "/in/it"\nimage = "repo/name@sha256:' + 64 * "0" + '"'
+    assert found(load(tmp_path, kind="sglang", more=image), tmp_path) == {}
 
 
 def test_a_python_of_ones_own_must_be_there(tmp_path: Path) -> None:
-    missing = load(tmp_path, more='python = "/no/such/python"')
+    missing = load(tmp_path, kind="sglang", more='python = "/no/such/python"')
     assert found(missing, tmp_path) == {"ghost": "its python /no/such/python is not there"}
-    assert found(load(tmp_path, more=f'python = "{sys.executable}"'), tmp_path) == {}
+    there = load(tmp_path, kind="sglang", more=f'python = "{sys.executable}"')
+    assert found(there, tmp_path) == {}
     assert found(load(tmp_path, kind="mine:Mine"), tmp_path) == {}
     assert found(load(tmp_path, kind="fake"), tmp_path) == {}
 
@@ -123,7 +132,8 @@ def test_what_can_be_made_is_made_where_it_is_wanted(
 
 GHOST = """
 [engine.ghost]
-kind = "no_such"
+kind = "sglang"
+python = "/no/such/python"
 optional = true
 
 [[limit]]
@@ -137,7 +147,7 @@ def test_a_night_goes_on_without_it_and_says_so(workspace: Any) -> None:
     workspace.write(more=GHOST)
     done = workspace.mini()
     assert done.code == 0, done.text
-    line = "left out: ghost: No environment is known for engines of kind 'no_such'"
+    line = "left out: ghost: its python /no/such/python is not there"
     before, _, after = done.text.partition("night ")
     assert line in before
     assert line in after
@@ -155,7 +165,10 @@ def test_asking_for_it_alone_says_why_not(workspace: Any) -> None:
     workspace.write(more=GHOST)
     done = workspace.mini("--engine", "ghost")
     assert done.code == 2
-    assert "--headway-engine 'ghost' cannot be had here: No environment is known" in done.text
+    assert (
+        "--headway-engine 'ghost' cannot be had here: its python /no/such/python is not there"
+        in done.text
+    )
     planned = workspace.run("plan", "mini")
     assert planned.code == 0
-    assert "left out: ghost: No environment" in planned.text
+    assert "left out: ghost: its python" in planned.text

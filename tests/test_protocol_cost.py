@@ -255,6 +255,16 @@ def test_a_night_replays_each_level_inside(workspace: Any) -> None:
     assert "fake_a: HTTP costs, of output throughput" in done.text
 
 
+def test_a_limit_on_it_that_is_broken_is_red(workspace: Any) -> None:
+    text = SUITE.format(launches=1, fault="", load="concurrency = [1]\nrequests = 8", gated="[]")
+    text += '[[limit]]\nmetric = "protocol_cost"\nmax = -1.0\n'
+    (workspace.folder / "suites" / "inside.toml").write_text(text)
+    done = workspace.run("run", "inside")
+    assert done.code == 1, done.text
+    (failed,) = done.failed()
+    assert failed == "test_gate[fake_a-w-c1:protocol_cost]"
+
+
 def test_an_engine_that_dies_in_its_replay_fails_like_one_that_dies(workspace: Any) -> None:
     suites = workspace.folder / "suites"
     # 1 for the start, 2 for the warm-up, 8 of the Run; then it is replayed.

@@ -38,7 +38,11 @@ def case(engine="a", workload="w", level="c2"):
     return Case(engine, "smollm2_135m", workload, level)
 
 
-@pytest.mark.parametrize("path", sorted(SHIPPED.glob("*.toml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    sorted([*SHIPPED.glob("*.toml"), *Path(__file__).with_name("suites").glob("*.toml")]),
+    ids=lambda path: path.stem,
+)
 def test_the_shipped_suites_load(path):
     loaded = suite.load(path)
     assert (loaded.name, loaded.path) == (path.stem, str(path))

@@ -169,10 +169,11 @@ class SimulatedReference:
         """Say no: the closed form goes on for ever."""
         return False
 
-    def generate(self, prompt: tuple[int, ...], max_tokens: int, ignore_eos: bool) -> Generated:
+    def generate(self, request: Request, banned: tuple[int, ...]) -> Generated:
         """Continue by the closed form."""
-        tokens = tuple(fake_tokens(prompt, max_tokens))
-        return Generated(pair_key(prompt, ()), tokens, (1.0,) * len(tokens))
+        prompt = request.prompt_token_ids
+        tokens = tuple(fake_tokens(prompt, request.max_tokens or 1))
+        return Generated(pair_key(prompt, (), banned), tokens, (1.0,) * len(tokens))
 
 
 def served(requests: Sequence[Request], slots: int, drawn: RunDraw) -> tuple[RequestRecord, ...]:

@@ -27,6 +27,7 @@ DETECTORS: dict[str, Detector] = {**OURS, **PEERS, **TOOLS}
 CHUNK = 10
 # The preset that goals are set for, and the share of its nights that each of the others gets.
 MAIN, REST = "shared", 0.25
+ENDING_S = 5.0
 Key = tuple[str, str, str]
 
 
@@ -200,9 +201,17 @@ def _in_processes(queue: Queue, processes: int, note: Callable[[Job, Counted], N
                 for future in concurrent.futures.wait(waiting, return_when=first).done:
                     note(waiting.pop(future), future.result())
         except BaseException:
-            for process in multiprocessing.active_children():
-                process.terminate()
+            _end(multiprocessing.active_children())
             raise
+
+
+def _end(processes: Sequence[multiprocessing.process.BaseProcess]) -> None:
+    """End processes; one whose interrupt became the result of its job waits for another job."""
+    for process in processes:
+        process.terminate()
+    for process in processes:
+        process.join(ENDING_S)
+        process.kill()
 
 
 def _ended_by_us() -> None:

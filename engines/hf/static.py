@@ -56,7 +56,8 @@ class HfStatic:
         self._options = parse_options(KIND, StaticOptions, args)
         options = self._options
         self._model = load_model(folder, dtype, device, options.attention, options.threads)
-        self.info = describe(KIND, self._model, asdict(options))
+        settings = {**asdict(options), "max_num_seqs": options.max_batch}
+        self.info = describe(KIND, self._model, settings)
         self._timer = StepTimer(KIND, self._model, options.max_batch)
         self._waiting: deque[tuple[Submission, float]] = deque()  # with the time of arrival
         self._rows: list[Row] = []

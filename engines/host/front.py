@@ -237,6 +237,9 @@ class Front:
         for number, one in enumerate(given):
             try:
                 ask = read_ask(one, chat=isinstance(one, dict) and "messages" in one)
+                if ask.stop:
+                    said = "stop texts are looked for in the front: it cannot be replayed inside"
+                    raise BadRequestError(400, said, "stop")
                 submissions.append(self._submission(ask, tokenizer))
             except BadRequestError as error:
                 raise BadRequestError(

@@ -1,4 +1,4 @@
-"""Servers of others, one module a kind: how each is started, read back, and what it understands."""
+"""Servers, ours and others', one module a kind: how each is started, read back, and understood."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from headway.engines.launcher import Launcher
 from headway.engines.servers import vllm_hosted, vllm_serve
 from headway.engines.servers.elsewhere import http
 from headway.engines.servers.given import given
-from headway.engines.servers.hosted import HOST
+from headway.engines.servers.hosted import HF_NAIVE, HF_STATIC, HOST, OWN
 from headway.engines.servers.llama_cpp import LLAMA_CPP
 from headway.engines.servers.sglang import SGLANG
 from headway.engines.servers.tensorrt_llm import TENSORRT_LLM
 from headway.engines.servers.transformers_serve import SERVE
 
-# Kinds that have a launcher of their own; every other kind is an engine that our host serves.
+# Kinds that have a launcher of their own; of every other our host serves the engine.
 LAUNCHERS: Mapping[str, Launcher] = {
+    "hf_naive": HF_NAIVE,
+    "hf_static": HF_STATIC,
     "vllm_serve": vllm_serve.LAUNCHER,
     "vllm": vllm_hosted.LAUNCHER,
     "vllm_offline": vllm_hosted.LAUNCHER,
@@ -40,4 +42,4 @@ def launcher_of(kind: str, args: Mapping[str, Any] | None = None) -> Launcher:
     """Return how engines of a kind are started; raises KeyError for a dialect there is not."""
     if kind in SPOKEN:
         return SPOKEN[kind](args or {})
-    return LAUNCHERS.get(kind, HOST)
+    return OWN if ":" in kind else LAUNCHERS.get(kind, HOST)

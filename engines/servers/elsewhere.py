@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from headway.core import EngineInfo
@@ -28,7 +29,10 @@ def info(endpoint: Endpoint) -> EngineInfo:
     """Ask whatever its dialect has to be asked; what nobody says is not made up."""
     if endpoint.spec.args.get("dialect") == "sglang":
         with contextlib.suppress(LaunchError, OSError):
-            return SGLANG.info(endpoint)
+            found, ours = SGLANG.info(endpoint), endpoint.ours
+            dtype = None if found.dtype == "auto" else found.dtype
+            device = found.device if ours else None  # of another machine, perhaps
+            return replace(found, kind=endpoint.spec.kind, dtype=dtype, device=device)
     version = ""
     for path, key in VERSIONS:
         with contextlib.suppress(LaunchError, OSError):
@@ -51,7 +55,6 @@ def http(args: Mapping[str, Any]) -> Launcher:
         info,
         DIALECTS[dialect],
         health="/v1/models",
-        reset=SGLANG.reset if dialect == "sglang" else None,
         served=served,
         environment="none",
     )

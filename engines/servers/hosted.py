@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from headway.core import Capabilities, EngineInfo
@@ -52,4 +53,8 @@ def info(endpoint: Endpoint) -> EngineInfo:
     return EngineInfo(**{**fields, "banned_ids": tuple(fields.get("banned_ids", ()))})
 
 
-HOST = hosted(CAN, {"max_num_seqs": "max_batch"})
+HOST = hosted(CAN, {})
+HF_NAIVE = hosted(CAN, {"threads": "threads"})
+HF_STATIC = hosted(CAN, {"max_num_seqs": "max_batch", "threads": "threads"})
+# An engine of the user's own may have a prefix cache, which `Submission.salt` is for.
+OWN = hosted(replace(CAN, salt="cache_salt"), {})

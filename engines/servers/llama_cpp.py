@@ -50,6 +50,8 @@ def command(spec: LaunchSpec, port: int) -> list[str]:
     likes. The prefix cache is off unless asked for: it has no salt, and cannot be emptied.
     """
     arguments = LLAMA_CPP.arguments(spec)
+    if spec.cpus:  # it counts the machine's cores, and its threads spin
+        arguments.setdefault("threads", len(spec.cpus))
     program = arguments.pop("program", None) or Path(spec.executable).parent / PROGRAM
     file = arguments.pop("gguf", None) or spec.made
     if file is None or not Path(file).is_file():

@@ -31,11 +31,12 @@ def surroundings(spec: LaunchSpec, arguments: Mapping[str, object]) -> Mapping[s
         # Said after vLLM's end, it would be the last line of the log, which is to say why.
         "PYTHONWARNINGS": "ignore::UserWarning:multiprocessing.resource_tracker",
     }
-    if spec.device == "cpu" and spec.image is None:  # an image knows its own libraries
+    if spec.device == "cpu":
         if SIZES.isdisjoint(arguments):  # it would win over them
             variables["VLLM_CPU_KVCACHE_SPACE"] = str(_cache_gib())
         variables["VLLM_CPU_OMP_THREADS_BIND"] = _cores(spec, arguments.get(THREADS))
-        if preloaded := ":".join(_libraries(spec)):
+        preloaded = ":".join(_libraries(spec))
+        if preloaded and spec.image is None:  # an image knows its own libraries
             variables["LD_PRELOAD"] = preloaded
     return variables
 

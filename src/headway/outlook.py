@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from headway import environment, metrics
+from headway import metrics
 from headway.core import Case
-from headway.engines.servers import LAUNCHERS
 from headway.lengths import said
 from headway.night import order
 from headway.prefix_cache import expected_hit_rate
@@ -38,14 +37,7 @@ class Known:
 
 
 def check(loaded: Suite) -> None:
-    """Refuse engines of no kind, gates on no metric, and limits that would judge no cell."""
-    kinds = sorted({*environment.kinds(), *LAUNCHERS})
-    for instance in loaded.instances:
-        if ":" not in instance.kind and instance.kind not in kinds:
-            raise SuiteError(
-                f"{loaded.path}: engine.{instance.name}.kind is {instance.kind!r}; allowed: "
-                f"{', '.join(kinds)}, or package.module:Class for an engine of your own"
-            )
+    """Refuse gates on no metric, and limits that would judge no cell."""
     names = [(f"limit[{i}].metric", limit.metric) for i, limit in enumerate(loaded.limits)]
     names += [("baseline.metrics", name) for name in loaded.baseline.metrics]
     if loaded.reference is not None:
@@ -84,10 +76,10 @@ def _why_none(loaded: Suite, limit: Limit) -> str:
             return elsewhere
     if metric == metrics.LAUNCH_TIME.name:
         return "it belongs to a launch as a whole: name neither workload nor level"
+    if metrics.ALL[metric].inside_only and not loaded.replay_inside:
+        return "say suite.replay_inside = true"
     if metrics.ALL[metric].closed_loop_only:
         return "in open loop it is the arrival rate: gate on latency or success_rate there"
-    if metrics.ALL[metric].inside_only:
-        return "say suite.replay_inside = true"
     if metrics.ALL[metric].slo_only:
         return "its workload has no slo"
     return "no case has it"

@@ -110,7 +110,8 @@ def launch_prompt_read(results: Results, launch: LaunchRecord) -> tuple[int, ...
     """Return the ids of the prompt that a launch's first token answers; empty where unknown."""
     model = results.suite.instance(launch.instance).model_name
     if takes_ids(results, launch.instance):
-        return launch_prompt(results, model)
+        prompt = launch_prompt(results, model)
+        return prompt if launch.first_prompt_tokens in (None, len(prompt)) else ()
     written = results.written.get(launch_key(model))
     readings = [] if written is None else [written.ids[0], (*written.begins, *written.ids[0])]
     fitting = (ids for ids in readings if len(ids) == launch.first_prompt_tokens)

@@ -19,7 +19,9 @@ from headway.suite import Suite, SuiteError
 from headway.workload import extremes
 
 # Kinds of failure of a launch that are the machine's: what it was to measure cannot be judged.
-MACHINE_FAILURES = frozenset(("gpu_not_free",))
+MACHINE_FAILURES = frozenset(
+    ("gpu_not_free", "port_in_use", "stranger", "no_container_client", "no_image", "no_prompt")
+)
 
 
 @dataclass(frozen=True, slots=True)

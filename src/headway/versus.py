@@ -54,10 +54,12 @@ def derive(path: Path, asked: Asked, overrides: Sequence[str] = ()) -> tuple[str
     for arm in (a, b):
         arm.pop("port", None)  # two engines live one after the other, but may both keep one
         arm.pop("reference", None)
+        arm.pop("optional", None)  # both were asked for
     suite = {k: v for k, v in table.get("suite", {}).items() if k not in _OF_NIGHTS}
     made = {
         "suite": suite | {"description": f"{asked.a} against {asked.b}"},
         "engine": {names[0]: a | {"reference": True}, names[1]: b},
+        **({"equal": table["equal"]} if "equal" in table else {}),
         "workload": _workloads(path, table, asked.levels),
         "baseline": {"metrics": []},
         "reference": _gate(table, asked),

@@ -10,7 +10,7 @@ from headway.core import Capabilities, Request
 from headway.sse import Stream
 
 # The fields that ask for ids, by the names that servers have for that.
-ASKING_IDS = ("return_token_ids", "return_tokens", "detokenize")
+ASKING_IDS = ("return_token_ids", "detokenize")
 # These say that a server is busy, not that it does not understand.
 BUSY = (408, 425, 429)
 
@@ -68,7 +68,7 @@ def optional(can: Capabilities) -> tuple[str, ...]:
     names = ["stream_options"] if can.usage_in_stream else []
     names += can.past_end if can.ignore_eos != "none" else []
     names += [can.salt] if can.salt is not None else []
-    return (*names, *can.fields)
+    return (*names, *can.fields, *can.completions_fields, *can.greedy_fields)
 
 
 def without(can: Capabilities, names: Sequence[str]) -> Capabilities:
@@ -78,8 +78,14 @@ def without(can: Capabilities, names: Sequence[str]) -> Capabilities:
         usage_in_stream=can.usage_in_stream and "stream_options" not in names,
         ignore_eos="none" if set(can.past_end) & set(names) else can.ignore_eos,
         salt=None if can.salt in names else can.salt,
-        fields={name: value for name, value in can.fields.items() if name not in names},
+        fields=_left(can.fields, names),
+        completions_fields=_left(can.completions_fields, names),
+        greedy_fields=_left(can.greedy_fields, names),
     )
+
+
+def _left(fields: Mapping[str, object], names: Sequence[str]) -> dict[str, object]:
+    return {name: value for name, value in fields.items() if name not in names}
 
 
 def pins(fields: Mapping[str, object]) -> tuple[str, ...]:
@@ -127,7 +133,7 @@ class Draft:
         if stream.completion_tokens is None and can.usage_in_stream:
             self.useless(["stream_options"], "no usage comes in the stream")
         if answer.ids is None and can.ids_out:
-            asking = [name for name in ASKING_IDS if name in can.fields]
+            asking = [n for n in ASKING_IDS if n in {**can.fields, **can.completions_fields}]
             self.useless(asking, "no token ids come with the output")
         self.can = replace(self.can, ids_out=answer.ids is not None)
         self._read_end(request, answer)

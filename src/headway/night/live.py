@@ -104,13 +104,13 @@ class LiveLaunch:
             night.add(replace(record, failure_kind="budget", failure=spent))
             return False
         self.prime()
-        waited = lab.wait_quiet(night.suite.wait_quiet_s)
-        if waited:
-            night.say(f"{planned.name}: waited {waited:.0f} s for a quiet machine")
-        night.say(f"{planned.name}: starting")
         try:
             self._fix_prompts()
             request = questions.launch_request(night.results, planned.instance)
+            waited = lab.wait_quiet(night.suite.wait_quiet_s)
+            if waited:
+                night.say(f"{planned.name}: waited {waited:.0f} s for a quiet machine")
+            night.say(f"{planned.name}: starting")
             engine = lab.start(planned, request)
         except (LaunchError, OSError, ValueError) as error:
             kind = error.kind if isinstance(error, LaunchError) else "launch_failed"

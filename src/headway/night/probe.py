@@ -17,7 +17,7 @@ from typing import Any
 
 from headway import loadgen, sse
 from headway.core import Capabilities, Request
-from headway.engines.endpoint import Endpoint, telling
+from headway.engines.endpoint import MEMORY, Endpoint, telling
 from headway.engines.launcher import LaunchError
 from headway.loadgen import Recipient
 from headway.night.found import Answer, Draft, Found, named_in, optional, pins, shown, without
@@ -108,7 +108,9 @@ async def probed(
         answer = await ask(request, recipient)
         if not answer.good and endpoint.ends_within(ENDING_S if answer.status is None else 0.0):
             name, said = endpoint.spec.instance, telling(endpoint.spec.log)
-            raise LaunchError("died_loading", f"{name} ended while it was probed: {said}")
+            memory = endpoint.out_of_memory()
+            kind, what = ("oom", MEMORY) if memory else ("died_loading", "ended")
+            raise LaunchError(kind, f"{name} {what} while it was probed: {said}")
         return answer
 
     length = min(LONG_TOKENS, max((prompt for prompt, _ in sizes), default=0))

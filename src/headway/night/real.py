@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -79,7 +80,9 @@ class RealLab:
     def spec(self, planned: PlannedLaunch, gpus: tuple[str, ...] = ()) -> LaunchSpec:
         """Return how to start a planned launch, on `gpus` where their UUIDs are known."""
         instance = self.suite.instance(planned.instance)
-        seen = gpus if instance.gpus and gpus else instance.gpus
+        # A container does not see what our own environment leaves visible.
+        chosen = instance.gpus or instance.image is not None
+        seen = gpus if chosen and gpus else instance.gpus
         made = self._spec(instance, planned.name)
         return replace(made, api_key=_api_key(instance), gpus=seen)
 
@@ -203,6 +206,9 @@ def _api_key(asked: Instance) -> str | None:
     key = None if asked.api_key_env is None else os.environ.get(asked.api_key_env)
     if asked.api_key_env is not None and not key:
         message = f"engine.{asked.name}.api_key_env is {asked.api_key_env}, which is not set here"
+        raise LaunchError("no_api_key", message)
+    if key and not re.fullmatch("[!-~]+", key):  # what complains of it later would quote it
+        message = f"the key in {asked.api_key_env} holds a space, a line end or what is no ASCII"
         raise LaunchError("no_api_key", message)
     return key
 

@@ -65,7 +65,8 @@ class RealEngine:
         ended = self.endpoint.ends_within(ENDING_S)
         memory = self.endpoint.out_of_memory()
         self.stop()
-        what = "the engine ended" if ended else "the engine answers /health no more"
+        what = f"the engine answers {self.endpoint.launcher.health} no more"
+        what = "the engine ended" if ended else what
         what = f"the engine {MEMORY}" if memory else what
         said = telling(self.endpoint.spec.log) or "it said nothing"
         return "oom" if memory else "died", f"{what}: {said}"
@@ -124,12 +125,12 @@ class RealEngine:
         times_s = offsets_s if slots is None else arrivals.slot_offsets(slots, level.fill_s)
         think_s = self.lab.suite.workload(case.workload).prompts.think_s
         share = self._share(case, requests, level, tuple(times_s), think_s)
-        ours = our_processes()
+        ours = self._processes()
         self.lab.telemetry.begin(self.endpoint, self.gpus)
         with kept_to(self.lab.cores.client):
             measured = transport.run(self._shown(case, share))
         watched = self.lab.telemetry.end()
-        ours += our_processes()
+        ours += self._processes()
         # After a death, what is left of its processes is not the engine.
         peak = self.endpoint.peak_rss_bytes() if self.serves() else None
         memory = {} if peak is None else {"peak_rss_bytes": float(peak)}
@@ -157,6 +158,11 @@ class RealEngine:
         with kept_to(self.lab.cores.client):
             answer = self.endpoint.post(inside.PATH, body, self.lab.suite.level_timeout_s)
         return inside.records(requests, answer)
+
+    def _processes(self) -> list[int]:
+        """Return our processes as a GPU's driver numbers them; a container's are no children."""
+        mine = our_processes()
+        return [*mine, *self.endpoint.pids()] if mine else []
 
     async def _shown(self, case: Case, share: loadgen.Share) -> loadgen.Measured:
         done = 0

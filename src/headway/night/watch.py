@@ -137,8 +137,7 @@ class Telemetry:
         """Watch a Run from just before its first send."""
         path, spec = endpoint.launcher.metrics, endpoint.spec
         url = None if path is None else endpoint.base_url.rstrip("/") + path
-        cpus = self.cores.engine
-        self._ask(lambda watcher: watcher.begin(url, spec.api_key, gpus, cpus))
+        self._ask(lambda watcher: watcher.begin(url, spec.api_key, gpus, spec.cpus))
 
     def end(self) -> Watched:
         """Return all that was read around the Run."""

@@ -12,6 +12,7 @@ from headway.core import Case
 from headway.engines.servers import launcher_of
 from headway.night import PlannedLaunch, order
 from headway.plugin.state import State
+from headway.results import gated
 from headway.verdict import EQUALITY, applicable
 
 Parameter = tuple[str, list[Any], list[str]]
@@ -33,10 +34,13 @@ def parameters(state: State, metafunc: pytest.Metafunc) -> list[Parameter]:
         found.append(("comparison", chosen, chosen))
     if "cell" in names:
         marker = metafunc.definition.get_closest_marker("metric")
-        if marker is None or len(marker.args) != 1:
+        if marker is None or not marker.args:
             raise pytest.UsageError(f"{metafunc.definition.nodeid} needs @pytest.mark.metric(NAME)")
-        cases = _cases(state, marker.args[0])
-        found.append(("cell", [(c, marker.args[0]) for c in cases], [c.name for c in cases]))
+        # Of several metrics, those that a gate of the suite is on.
+        one, set_on = len(marker.args) == 1, gated(state.suite)
+        chosen = [name for name in marker.args if one or name in set_on]
+        cells = [(case, name) for name in chosen for case in _cases(state, name)]
+        found.append(("cell", cells, [c.name if one else f"{c.name}:{name}" for c, name in cells]))
     if "complete" in names:
         names = [name for name in state.instances if state.has(name)]
         found.append(("complete", names, names))
@@ -116,6 +120,8 @@ def _idle(state: State, item: pytest.Item) -> bool:
         return True
     if _uses(item, "comparison") and param(item, "comparison") is None:
         return True
+    if _uses(item, "cell") and not isinstance(param(item, "cell"), tuple):
+        return True  # no case has its metric
     measures = any(_uses(item, name) for name in ("engine", "comparison", "night_state"))
     return measures and state.replayed is not None
 
@@ -141,7 +147,8 @@ def needed(state: State, items: Sequence[pytest.Item]) -> frozenset[Case]:
     An instance of which only launches were selected is measured whole.
     """
     ours = [item for item in items if item.get_closest_marker("headway") is not None]
-    readers = {param(i, "cell") for i in ours if param(i, "cell")}
+    # Where no case has a metric, pytest itself stands in for the parameter.
+    readers = {param(i, "cell") for i in ours if isinstance(param(i, "cell"), tuple)}
     asked = {case for case, _ in readers}
     cases = {case for case in asked if case.level}
     for case, metric in readers:

@@ -54,17 +54,16 @@ def treatment_of(results: Results, instance: str) -> fingerprint.Treatment:
     How many cores it was kept to is a setting like others: with fewer it is another engine.
     """
     mine = [r for r in results.launches if r.instance == instance]
-    infos = [
-        replace(r.info, settings={**r.info.settings, "cores": len(r.cpus)}) if r.cpus else r.info
-        for r in mine
-        if r.info is not None
-    ]
+    infos = [r.info for r in mine if r.info is not None]
     asked = results.suite.instance(instance)
     commit = results.commits.get(instance, results.commit)
     if not infos:
         unknown = fingerprint.Treatment(asked.kind, "unknown", asked.args, asked.env)
         return replace(unknown, commit=commit)
-    return fingerprint.treatment(infos[-1], asked.args, asked.env, commit)
+    info, kept_to = infos[-1], next((len(r.cpus) for r in reversed(mine) if r.cpus), None)
+    if kept_to is not None:
+        info = replace(info, settings={**info.settings, "kept_to_cores": kept_to})
+    return fingerprint.treatment(info, asked.args, asked.env, commit)
 
 
 def flat(treatment: fingerprint.Treatment) -> dict[str, object]:

@@ -201,14 +201,12 @@ def instance_of(pid: int, ports: Sequence[int]) -> str | None:
     seen = pid
     for _ in range(20):
         try:
-            words = (
-                Path(f"/proc/{seen}/cmdline").read_bytes().decode("utf-8", "replace").split("\0")
-            )
+            words = Path(f"/proc/{seen}/cmdline").read_bytes().split(b"\0")
             parent = int(Path(f"/proc/{seen}/stat").read_text().rpartition(")")[2].split()[1])
         except OSError:
             return None
         for name, port in zip(ENGINES, ports, strict=True):
-            if str(port) in words:
+            if str(port).encode() in words:
                 return name
         seen = parent
     return None

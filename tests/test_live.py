@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from headway import arrivals, night, outlook, suite, validity, verdict
+from headway import arrivals, available, night, outlook, suite, validity, verdict
 from headway.fingerprint import read_machine
 from headway.night import Night, Screen
 from headway.night.session import read_commit
@@ -305,7 +305,7 @@ def test_an_unknown_kind_names_those_that_are(tmp_path: Path) -> None:
     loaded = suite.load(path, ["engine.fake_a.kind=vlm"])
     message = r"engine.fake_a.kind is 'vlm'; allowed: command, fake, hf_"
     with pytest.raises(suite.SuiteError, match=message):
-        outlook.check(loaded)
+        available.available(loaded, (), tmp_path, str)
 
 
 def test_the_plan_says_what_a_night_will_do(tmp_path: Path) -> None:

@@ -240,8 +240,9 @@ Begin = Callable[..., Night]
 
 
 @pytest.fixture
-def begin(tmp_path: Path) -> Begin:
+def begin(tmp_path: Path) -> Iterator[Begin]:
     """Begin a night of two engines, whose reference ends some answers."""
+    begun: list[Night] = []
 
     def make(kind: str, keys: str = "", of_a_hundred: int = 40) -> Night:
         chosen, here, screen = loaded(tmp_path, kind, keys), Path(sys.executable), Screen()
@@ -257,9 +258,13 @@ def begin(tmp_path: Path) -> Begin:
             return Lab(folder, chosen, "cpu", {"fake": model}, starts, lambda _: here, screen)
 
         facts, reports = {"fake": model.facts}, tmp_path / "reports"
-        return night.begin(chosen, read_machine("cpu"), facts, reports, make_lab, screen=screen)
+        made = night.begin(chosen, read_machine("cpu"), facts, reports, make_lab, screen=screen)
+        begun.append(made)
+        return made
 
-    return make
+    yield make
+    for made in begun:
+        made.lab.close()
 
 
 def measured(made: Night) -> Night:

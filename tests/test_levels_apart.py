@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import runpy
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -55,8 +55,9 @@ Begin = Callable[..., Night]
 
 
 @pytest.fixture
-def begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Begin:
+def begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Begin]:
     """Begin a night on a server of kind `odd`, which does as its arguments say."""
+    begun: list[Night] = []
 
     def make(
         can: Capabilities = SALTED, reset: str | None = None, more: str = "", **args: Any
@@ -87,9 +88,13 @@ def begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Begin:
 
         facts, reports = {"fake": model.facts}, tmp_path / "reports"
         machine = read_machine("cpu")
-        return night.begin(loaded, machine, facts, reports, make_lab, screen=screen, fresh=True)
+        made = night.begin(loaded, machine, facts, reports, make_lab, screen=screen, fresh=True)
+        begun.append(made)
+        return made
 
-    return make
+    yield make
+    for made in begun:
+        made.lab.close()
 
 
 def measure(made: Night) -> Night:

@@ -217,9 +217,6 @@ def test_the_death_of_its_own_process_is_noticed(served: Served) -> None:
     """The last test of each launch: nothing works after it."""
     core = next(pid for pid in served.endpoint.pids() if "EngineCore" in command_line(pid))
     os.kill(core, signal.SIGKILL)
-    if served.kind == "vllm_offline":  # idle, it does not look; the next call does
-        with pytest.raises(AssertionError, match="EngineDeadError: EngineCore encountered"):
-            answers(served, [prompts(14, 1)[0][0]], 1, "dead")
     assert served.endpoint.ends_within(60.0)
     if served.kind != "vllm_serve":
         said = tail(served.endpoint.spec.log, 1)

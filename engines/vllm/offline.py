@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import multiprocessing.connection
+import os
+import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -17,6 +22,8 @@ KIND = "vllm_offline"
 BATCH_WAIT_S = 0.02
 # While a call fills, the loop looks for new requests this often.
 POLL_S = 0.001
+# How long a call has to say by itself that the process which computes is gone.
+LAST_WORDS_S = 2.0
 
 
 class VllmOffline:
@@ -38,6 +45,7 @@ class VllmOffline:
         more = {"batch_wait_s": self._batch_wait_s}
         self.info = asking.describe(KIND, self._llm.llm_engine.vllm_config, more)
         self._waiting: deque[tuple[Submission, float]] = deque()  # with the time of arrival
+        threading.Thread(target=_end_with_core, daemon=True).start()
 
     def add(self, submission: Submission) -> None:
         """Queue a request for the next call."""
@@ -78,3 +86,14 @@ class VllmOffline:
     def stats(self) -> Mapping[str, float]:
         """Return vLLM's gauges between two calls, and the requests that wait for the next."""
         return {**asking.stats(), "running": 0, "waiting": len(self._waiting)}
+
+
+def _end_with_core() -> None:
+    """End this process when vLLM's EngineCore has: a call that is on its way may wait for ever."""
+    children = multiprocessing.active_children()
+    if children:
+        multiprocessing.connection.wait([child.sentinel for child in children])
+        time.sleep(LAST_WORDS_S)
+        sys.stderr.write("EngineDeadError: EngineCore encountered its end, and no call said so\n")
+        sys.stderr.flush()
+        os._exit(1)

@@ -22,6 +22,8 @@ from headway.engines.launcher import Launcher, LaunchError, LaunchSpec
 from headway.engines.supervise import descendants
 
 HEALTH_TIMEOUT_S = 2.0
+# Between an engine's last answer and the end of its processes.
+ENDING_S = 2.0
 MEMORY = "ran out of memory"
 # What allocators of the host and of a GPU, and servers that plan with memory, end with.
 _OUT_OF_MEMORY = re.compile(
@@ -66,7 +68,7 @@ class Endpoint:
         """Whether our own child still runs; of a server that is not ours, nobody knows."""
         return self._supervisor is None or self._supervisor.poll() is None
 
-    def ends_within(self, seconds: float) -> bool:
+    def ends_within(self, seconds: float = ENDING_S) -> bool:
         """Whether our own child has ended, or does so in a moment."""
         if self._supervisor is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -105,6 +107,12 @@ class Endpoint:
         if kills is None or self._oom_kills is None:
             return self._supervisor.returncode == _KILLED
         return kills > self._oom_kills
+
+    def died(self, when: str) -> LaunchError:
+        """Return how our own child, which has ended, did so `when` it was at something."""
+        kind, what = ("oom", MEMORY) if self.out_of_memory() else ("died_loading", "ended")
+        said = telling(self.spec.log)
+        return LaunchError(kind, f"{self.spec.instance} {what} {when}: {said}")
 
     def serves(self) -> bool:
         """Whether our own child runs and says that it can serve."""

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 from headway.engines.container import Container, prepare
 from headway.engines.container import command as run_command
-from headway.engines.endpoint import MEMORY, Endpoint, tail, telling
+from headway.engines.endpoint import Endpoint, tail
 from headway.engines.launcher import HERE, Launcher, LaunchError, LaunchSpec
 from headway.engines.servers import launcher_of
 
@@ -31,8 +31,7 @@ POLL_S = 0.05
 # Not every kernel lists a process's children.
 CHILDREN_ARE_KNOWN = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").exists()
 STOP_TIMEOUT_S = 60.0
-# Between an engine's last answer and the end of its processes.
-ENDING_S = 2.0
+LOADING = "while it was loading"
 
 
 @contextlib.contextmanager
@@ -127,7 +126,7 @@ def _wait_until_ready(endpoint: Endpoint) -> None:
     deadline = endpoint.started_s + spec.start_timeout_s
     while True:
         if not endpoint.alive():
-            raise _died(endpoint)
+            raise endpoint.died(LOADING)
         if time.monotonic() > deadline:
             said = tail(spec.log) if endpoint.ours else f"it is to be at {endpoint.base_url}"
             message = f"{spec.instance} was not ready after {spec.start_timeout_s:g} s: {said}"
@@ -139,12 +138,6 @@ def _wait_until_ready(endpoint: Endpoint) -> None:
     if endpoint.ours:
         _check_it_is_ours(endpoint)
     _check_model(endpoint)
-
-
-def _died(endpoint: Endpoint) -> LaunchError:
-    kind, what = ("oom", MEMORY) if endpoint.out_of_memory() else ("died_loading", "ended")
-    spec = endpoint.spec
-    return LaunchError(kind, f"{spec.instance} {what} while it was loading: {telling(spec.log)}")
 
 
 def _check_it_is_ours(endpoint: Endpoint) -> None:
@@ -179,8 +172,8 @@ def _check_model(endpoint: Endpoint) -> None:
             return
         served = [entry["id"] for entry in json.loads(content)["data"]] if status == 200 else []
     except (OSError, ValueError, KeyError, TypeError) as error:
-        if isinstance(error, OSError) and endpoint.ends_within(ENDING_S):
-            raise _died(endpoint) from error
+        if isinstance(error, OSError) and endpoint.ends_within():
+            raise endpoint.died(LOADING) from error
         message = f"{spec.instance}: {path} cannot be read: {error}"
         raise LaunchError("wrong_model", message) from error
     if wanted is None:

@@ -5,7 +5,7 @@ import importlib.util
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -68,6 +68,40 @@ def factory() -> ModuleType:
 def command() -> ModuleType:
     """tests/command.py: the shipped command, run on fake engines."""
     return _load("command")
+
+
+@pytest.fixture
+def night_of(tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """Begin nights of suites without a model; what their labs keep running ends with the test."""
+    from headway import night
+    from headway.fingerprint import read_machine
+
+    begun: list[Any] = []
+
+    def make(
+        loaded: Any,
+        *,
+        lab: Any = night.RealLab,
+        device: str = "cpu",
+        machine: Any = None,
+        **changes: Any,
+    ) -> Any:
+        here, screen = Path(sys.executable), night.Screen()
+        model = night.prepare("fake", here, tmp_path, lambda _: None)
+
+        def make_lab(folder: Path) -> Any:
+            starts = {i.name: night.Start(here) for i in loaded.instances}
+            return lab(folder, loaded, device, {"fake": model}, starts, lambda _: here, screen)
+
+        machine, facts = machine or read_machine("cpu"), {"fake": model.facts}
+        reports = tmp_path / "reports"
+        made = night.begin(loaded, machine, facts, reports, make_lab, screen=screen, **changes)
+        begun.append(made)
+        return made
+
+    yield make
+    for made in begun:
+        made.lab.close()
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,8 +20,7 @@ from headway.engines.fake import MODEL, FakeTokenizer, fake_tokens
 from headway.engines.launcher import Launcher
 from headway.engines.models.folder import ModelFolder
 from headway.engines.servers.hosted import HOST
-from headway.fingerprint import read_machine
-from headway.night import Night, Screen, journal, prompts
+from headway.night import Night, journal, prompts
 from headway.night.prompts import MOST_DRAWS, Fixing
 from headway.night.verify import Reference
 from headway.results import Generated, launch_key
@@ -240,31 +238,18 @@ Begin = Callable[..., Night]
 
 
 @pytest.fixture
-def begin(tmp_path: Path) -> Iterator[Begin]:
+def begin(tmp_path: Path, night_of: Begin) -> Begin:
     """Begin a night of two engines, whose reference ends some answers."""
-    begun: list[Night] = []
 
     def make(kind: str, keys: str = "", of_a_hundred: int = 40) -> Night:
-        chosen, here, screen = loaded(tmp_path, kind, keys), Path(sys.executable), Screen()
-        model = night.prepare("fake", here, tmp_path, lambda _: None)
-
         class Lab(night.RealLab):
             @contextmanager
             def reference(self, model: str) -> Iterator[Any]:
                 yield Ending(of_a_hundred)
 
-        def make_lab(folder: Path) -> night.Lab:
-            starts = {name: night.Start(here) for name in ("a", "b")}
-            return Lab(folder, chosen, "cpu", {"fake": model}, starts, lambda _: here, screen)
+        return night_of(loaded(tmp_path, kind, keys), lab=Lab)
 
-        facts, reports = {"fake": model.facts}, tmp_path / "reports"
-        made = night.begin(chosen, read_machine("cpu"), facts, reports, make_lab, screen=screen)
-        begun.append(made)
-        return made
-
-    yield make
-    for made in begun:
-        made.lab.close()
+    return make
 
 
 def measured(made: Night) -> Night:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +15,7 @@ import pytest
 from headway import night, suite, telemetry, verdict
 from headway.core import LaunchRecord, Run
 from headway.fingerprint import Machine
-from headway.night import Night, Screen, real, running, watch
+from headway.night import Night, real, running, watch
 from headway.report.document import document
 from headway.report.markdown import markdown
 from headway.report.terminal import terminal
@@ -95,11 +94,11 @@ def card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Card:
 
 
 @pytest.fixture
-def begin(tmp_path: Path, card: Card, monkeypatch: pytest.MonkeyPatch) -> Iterator[Begin]:
+def begin(
+    tmp_path: Path, card: Card, monkeypatch: pytest.MonkeyPatch, night_of: Callable[..., Night]
+) -> Begin:
     """Begin a night on that card; `alive` is called when the first engine serves, `ended` after."""
     path = tmp_path / "tiny.toml"
-    here = Path(sys.executable)
-    labs: list[night.RealLab] = []
     count = iter(range(100))
 
     def make(
@@ -126,27 +125,13 @@ def begin(tmp_path: Path, card: Card, monkeypatch: pytest.MonkeyPatch) -> Iterat
         monkeypatch.setattr(real, "launched", planted)
         limited = functools.partial(telemetry.wait_free, limit_s=2.0)
         monkeypatch.setattr(watch, "wait_free", limited)
-        loaded = suite.load(path, ())
-        model = night.prepare("fake", here, tmp_path, lambda _: None)
-        screen = Screen()
         machine = Machine("Planted 80", "cpu", 2, 8 * GIB, "Linux", "999", gpu_uuid=UUID)
-
-        def make_lab(folder: Path) -> night.Lab:
-            starts = {i.name: night.Start(here) for i in loaded.instances}
-            prepared = {"fake": model}
-            lab = night.RealLab(folder, loaded, "cuda", prepared, starts, lambda _: here, screen)
-            labs.append(lab)
-            return lab
-
-        facts, reports = {"fake": model.facts}, tmp_path / "reports"
-        made = night.begin(loaded, machine, facts, reports, make_lab, screen=screen)
+        made = night_of(suite.load(path, ()), device="cuda", machine=machine)
         made.expect(made.suite.cases())
         night.measure_all(made, made.cases)
         return made
 
-    yield make
-    for lab in labs:
-        lab.close()
+    return make
 
 
 def records(made: Night) -> list[LaunchRecord]:

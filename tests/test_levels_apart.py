@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import runpy
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,8 +21,7 @@ from headway.core import Capabilities, EngineInfo, Request
 from headway.engines import servers
 from headway.engines.fake import FakePlan
 from headway.engines.launcher import Launcher
-from headway.fingerprint import read_machine
-from headway.night import Night, Screen
+from headway.night import Night
 from headway.report import table
 from headway.report.document import document, parse
 from headway.report.terminal import terminal
@@ -55,9 +54,8 @@ Begin = Callable[..., Night]
 
 
 @pytest.fixture
-def begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Begin]:
+def begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, night_of: Begin) -> Begin:
     """Begin a night on a server of kind `odd`, which does as its arguments say."""
-    begun: list[Night] = []
 
     def make(
         can: Capabilities = SALTED, reset: str | None = None, more: str = "", **args: Any
@@ -78,23 +76,9 @@ def begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Begin]:
         given_args = ", ".join(f"{key} = {json.dumps(value)}" for key, value in args.items())
         path = tmp_path / "apart.toml"
         path.write_text(SUITE.format(args=f"{{ {given_args} }}", more=more))
-        loaded, here = suite.load(path), Path(sys.executable)
-        model = night.prepare("fake", here, tmp_path, lambda _: None)
-        screen, starts = Screen(), {"odd": night.Start(here)}
+        return night_of(suite.load(path), fresh=True)
 
-        def make_lab(folder: Path) -> night.Lab:
-            prepared = {"fake": model}
-            return night.RealLab(folder, loaded, "cpu", prepared, starts, lambda _: here, screen)
-
-        facts, reports = {"fake": model.facts}, tmp_path / "reports"
-        machine = read_machine("cpu")
-        made = night.begin(loaded, machine, facts, reports, make_lab, screen=screen, fresh=True)
-        begun.append(made)
-        return made
-
-    yield make
-    for made in begun:
-        made.lab.close()
+    return make
 
 
 def measure(made: Night) -> Night:

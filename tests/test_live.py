@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from headway import arrivals, available, night, outlook, suite, validity, verdict
-from headway.fingerprint import read_machine
-from headway.night import Night, Screen
+from headway.night import Night
 from headway.night.session import read_commit
 from headway.report.document import document
 from headway.transport import Target
@@ -39,31 +37,15 @@ Begin = Callable[..., Night]
 
 
 @pytest.fixture
-def begin(tmp_path: Path) -> Iterator[Begin]:
+def begin(tmp_path: Path, night_of: Begin) -> Begin:
     """Begin a night over a small suite in a folder of its own."""
-    nights: list[Night] = []
 
     def make(load: str = "concurrency = [1, 2]\nrequests = 8", **changes: Any) -> Night:
         path = tmp_path / "tiny.toml"
         path.write_text(changes.pop("text", SUITE).format(load=load))
-        loaded = suite.load(path, changes.pop("overrides", ()))
-        here = Path(sys.executable)
-        model = night.prepare("fake", here, tmp_path, lambda _: None)
-        screen, machine = Screen(), read_machine("cpu")
+        return night_of(suite.load(path, changes.pop("overrides", ())), **changes)
 
-        def make_lab(folder: Path) -> night.Lab:
-            prepared = {"fake": model}
-            starts = {i.name: night.Start(here) for i in loaded.instances}
-            return night.RealLab(folder, loaded, "cpu", prepared, starts, lambda _: here, screen)
-
-        facts, reports = {"fake": model.facts}, tmp_path / "reports"
-        made = night.begin(loaded, machine, facts, reports, make_lab, screen=screen, **changes)
-        nights.append(made)
-        return made
-
-    yield make
-    for made in nights:
-        made.lab.close()
+    return make
 
 
 def measured(made: Night) -> list[tuple[str, int, bool]]:

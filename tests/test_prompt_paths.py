@@ -6,7 +6,6 @@ import argparse
 import dataclasses
 import json
 import random
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,8 +32,7 @@ from headway.core import CHAT, COMPLETIONS, Request, RequestRecord, Run, TokenEv
 from headway.engines import lines, texts
 from headway.engines.fake import FakeTokenizer, fake_tokens
 from headway.engines.models.folder import ModelFolder
-from headway.fingerprint import read_machine
-from headway.night import Night, Screen, journal
+from headway.night import Night, journal
 from headway.night.prompts import Fixing
 from headway.report import case_view, private
 from headway.results import Written
@@ -328,28 +326,13 @@ Begin = Callable[..., Night]
 
 
 @pytest.fixture
-def begin(tmp_path: Path) -> Iterator[Begin]:
+def begin(tmp_path: Path, night_of: Begin) -> Begin:
     """Begin a night over a small suite in a folder of its own."""
-    nights: list[Night] = []
 
     def make(keys: str, *overrides: str, lab: type[night.RealLab] = night.RealLab) -> Night:
-        chosen = loaded(tmp_path, keys, *overrides)
-        here = Path(sys.executable)
-        model = night.prepare("fake", here, tmp_path, lambda _: None)
-        screen = Screen()
+        return night_of(loaded(tmp_path, keys, *overrides), lab=lab)
 
-        def make_lab(folder: Path) -> night.Lab:
-            starts = {"a": night.Start(here)}
-            return lab(folder, chosen, "cpu", {"fake": model}, starts, lambda _: here, screen)
-
-        facts, reports = {"fake": model.facts}, tmp_path / "reports"
-        made = night.begin(chosen, read_machine("cpu"), facts, reports, make_lab, screen=screen)
-        nights.append(made)
-        return made
-
-    yield make
-    for made in nights:
-        made.lab.close()
+    return make
 
 
 def measured(made: Night) -> Run:

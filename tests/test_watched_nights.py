@@ -7,17 +7,15 @@ import http.client
 import json
 import os
 import socket
-import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from headway import night, suite
-from headway.fingerprint import read_machine
-from headway.night import Screen, real, running
+from headway.night import Night, real, running
 from headway.night.cores import Cores
 
 SUITE = """
@@ -128,23 +126,16 @@ def test_a_stranger_at_the_engine_makes_the_run_invalid(workspace: Any) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs sched_setaffinity")
 def test_client_and_engine_keep_to_their_own_cores(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, night_of: Callable[..., Night]
 ) -> None:
     mine = sorted(os.sched_getaffinity(0))
     client, engine = mine[:1], mine[-1:]
     monkeypatch.setattr(real, "parted_here", lambda workers: Cores(tuple(client), tuple(engine)))
     path = tmp_path / "pinned.toml"
     path.write_text(SUITE.format(port=free_port(), levels="1").replace("28", "3"))
-    here, screen, seen = Path(sys.executable), Screen(), []
-    model = night.prepare("fake", here, tmp_path, lambda _: None)
+    seen = []
     for pin in ("true", "false"):
         loaded = suite.load(path, [f"suite.pin={pin}"])
-
-        def make_lab(folder: Path, loaded: Any = loaded) -> night.Lab:
-            starts = {"fake_a": night.Start(here)}
-            prepared = {"fake": model}
-            return night.RealLab(folder, loaded, "cpu", prepared, starts, lambda _: here, screen)
-
         begun = running.loadgen.measure_with
 
         async def measured(*given: Any, begun: Any = begun) -> Any:
@@ -153,11 +144,9 @@ def test_client_and_engine_keep_to_their_own_cores(
             return await begun(*given)
 
         monkeypatch.setattr(running.loadgen, "measure_with", measured)
-        facts, reports = {"fake": model.facts}, tmp_path / "reports"
-        made = night.begin(loaded, read_machine("cpu"), facts, reports, make_lab, screen=screen)
+        made = night_of(loaded)
         made.expect(made.suite.cases())
         night.measure_all(made, made.cases)
-        made.lab.close()
         (record,) = made.results.launches
         assert record.failure is None
         assert record.cpus == (tuple(engine) if pin == "true" else ())

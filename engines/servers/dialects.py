@@ -16,20 +16,7 @@ NO_PENALTIES: Mapping[str, object] = {"presence_penalty": 0.0, "frequency_penalt
 
 OPENAI = Capabilities(ids_in=False, ids_out=False, ignore_eos="none", fields=NO_PENALTIES)
 
-VLLM = Capabilities(
-    logprobs=True,
-    fields={
-        "return_token_ids": True,
-        "repetition_penalty": 1.0,
-        **NO_PENALTIES,
-        "top_k": -1,
-        "min_p": 0.0,
-        "min_tokens": 0,
-    },
-    salt="cache_salt",
-)
-
-# Misspelt fields are taken without a word, as by vLLM.
+# Misspelt fields are taken without a word.
 SGLANG = Capabilities(
     logprobs=True,
     fields={
@@ -41,6 +28,9 @@ SGLANG = Capabilities(
     },
     salt="cache_salt",
 )
+
+# The same, and one default more; misspelt ones pass here as well.
+VLLM = replace(SGLANG, fields={**SGLANG.fields, "min_tokens": 0})
 
 # Its completions know no salt, and its chat no ids: a field too many is refused.
 TENSORRT_LLM = Capabilities(

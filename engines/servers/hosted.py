@@ -47,7 +47,7 @@ def hosted(
 
 
 def info(endpoint: Endpoint) -> EngineInfo:
-    """Ask the host, which asked the engine."""
+    """Ask the host, which asked the engine, or what of ours runs beside a server."""
     fields = endpoint.get_json("/headway/info")
     # Another commit's host does not say it.
     return EngineInfo(**{**fields, "banned_ids": tuple(fields.get("banned_ids", ()))})

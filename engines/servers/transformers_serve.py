@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from headway.core import Capabilities, EngineInfo
+from headway.core import Capabilities
 from headway.engines.launcher import HERE, Launcher, LaunchSpec, flags, weights
+from headway.engines.servers.hosted import info
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from headway.engines.endpoint import Endpoint
 
 # Fields of its ContinuousBatchingConfig for which its command line has no flag.
 MORE = (
@@ -47,11 +46,6 @@ def command(spec: LaunchSpec, port: int) -> list[str]:
 def env(spec: LaunchSpec) -> Mapping[str, str]:
     """Keep it off the network: it would look for a newer version, and for kernels."""
     return {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_UPDATE_CHECK": "1"}
-
-
-def info(endpoint: Endpoint) -> EngineInfo:
-    """Ask what runs beside the server in its process."""
-    return EngineInfo(**endpoint.get_json("/headway/info"))
 
 
 SERVE = Launcher(

@@ -283,11 +283,11 @@ def applies(suite: Suite, case: Case, metric: Metric) -> bool:
     )
 
 
-def gated(suite: Suite) -> frozenset[str]:
-    """Return the metrics that some gate of a suite is on."""
+def gated(suite: Suite) -> tuple[str, ...]:
+    """Return the metrics that some gate of a suite is on, each once: pairs, baseline, limits."""
     paired = suite.reference.metrics if suite.reference is not None else ()
     limited = (limit.metric for limit in suite.limits)
-    return frozenset((*paired, *suite.baseline.metrics, *limited))
+    return tuple(dict.fromkeys((*paired, *suite.baseline.metrics, *limited)))
 
 
 def check_context(suite: Suite, models: Mapping[str, ModelFacts]) -> None:

@@ -116,13 +116,21 @@ class LiveLaunch:
             kind = error.kind if isinstance(error, LaunchError) else "launch_failed"
             night.add(replace(record, failure_kind=kind, failure=str(error)))
             return False
-        self.engine = engine
-        made = replace(record, launch_s=engine.launch_s, info=engine.info)
-        made = replace(made, can=engine.found.can, notices=engine.found.notices)
-        made = replace(made, cpus=engine.cpus, gpus=engine.gpus)
-        first = engine.first
-        made = replace(made, first_output=first.output, first_text=first.text)
-        night.add(replace(made, first_prompt_tokens=first.prompt_tokens))
+        self.engine, first, found = engine, engine.first, engine.found
+        night.add(
+            replace(
+                record,
+                launch_s=engine.launch_s,
+                info=engine.info,
+                first_output=first.output,
+                first_text=first.text,
+                first_prompt_tokens=first.prompt_tokens,
+                can=found.can,
+                notices=found.notices,
+                cpus=engine.cpus,
+                gpus=engine.gpus,
+            )
+        )
         return True
 
     def _fix_prompts(self) -> None:

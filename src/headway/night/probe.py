@@ -17,7 +17,7 @@ from typing import Any
 
 from headway import loadgen, sse
 from headway.core import Capabilities, Request
-from headway.engines.endpoint import MEMORY, Endpoint, telling
+from headway.engines.endpoint import ENDING_S, Endpoint
 from headway.engines.launcher import LaunchError
 from headway.loadgen import Recipient
 from headway.night.found import Answer, Draft, Found, named_in, optional, pins, shown, without
@@ -26,8 +26,6 @@ from headway.transport import Exchange, HttpTransport, Target
 MOST_REQUESTS = 9
 ANSWER_TIMEOUT_S = 60.0
 PROBE_TIMEOUT_S = 120.0
-# Between an engine's last answer and the end of its processes.
-ENDING_S = 2.0
 # Enough tokens for a penalty on repeating to show.
 TOKENS = 8
 # Longer than two blocks of any server's prefix cache (vLLM's on a CPU hold 128 tokens).
@@ -107,10 +105,7 @@ async def probed(
     async def ask_living(request: Request, recipient: Recipient) -> Answer:
         answer = await ask(request, recipient)
         if not answer.good and endpoint.ends_within(ENDING_S if answer.status is None else 0.0):
-            name, said = endpoint.spec.instance, telling(endpoint.spec.log)
-            memory = endpoint.out_of_memory()
-            kind, what = ("oom", MEMORY) if memory else ("died_loading", "ended")
-            raise LaunchError(kind, f"{name} {what} while it was probed: {said}")
+            raise endpoint.died("while it was probed")
         return answer
 
     length = min(LONG_TOKENS, max((prompt for prompt, _ in sizes), default=0))

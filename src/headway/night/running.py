@@ -20,7 +20,7 @@ from headway.night.cores import kept_to
 from headway.night.found import Answer, Found
 from headway.night.lab import Driven, First
 from headway.night.plan import PlannedLaunch
-from headway.night.probe import ENDING_S, first_output, recipient_of
+from headway.night.probe import first_output, recipient_of
 from headway.night.watch import our_processes
 from headway.telemetry import Reading
 
@@ -62,7 +62,7 @@ class RealEngine:
 
     def last_words(self) -> tuple[str, str]:
         """Return why it serves no more, and how it ended, with the last lines of its log."""
-        ended = self.endpoint.ends_within(ENDING_S)
+        ended = self.endpoint.ends_within()
         memory = self.endpoint.out_of_memory()
         self.stop()
         what = f"the engine answers {self.endpoint.launcher.health} no more"
@@ -151,7 +151,6 @@ class RealEngine:
         if not self.endpoint.launcher.can.hosted:
             return ()
         self.lab.screen.status(f"{self.planned.name} {level.name}: replayed inside")
-        self._empty_cache()
         inner = replace(level, name=f"{level.name}_inside")
         recipient = self._share(case, requests, inner).recipient
         body = inside.body(requests, recipient, level)
@@ -222,8 +221,6 @@ def first_token(endpoint: Endpoint, request: Request) -> Answer:
     try:
         return transport.run(first_output(endpoint, request))
     except LaunchError as error:
-        if not (endpoint.ends_within(ENDING_S) and endpoint.out_of_memory()):
+        if not (endpoint.ends_within() and endpoint.out_of_memory()):
             raise
-        said = telling(endpoint.spec.log)
-        message = f"{endpoint.spec.instance} {MEMORY} at its first token: {said}"
-        raise LaunchError("oom", message) from error
+        raise endpoint.died("at its first token") from error

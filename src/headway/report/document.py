@@ -14,7 +14,7 @@ from typing import Any, Literal
 from headway import codec, fingerprint, metrics, verdict
 from headway.metrics import Metric
 from headway.report import case_view, private, shape
-from headway.results import Results, Sample
+from headway.results import Results, Sample, gated
 from headway.verdict import Finding, Judged
 from headway.verdict.causes import Cause, causes
 from headway.verdict.movement import seen_pairs, used_pairs
@@ -119,14 +119,12 @@ def _decided(finding: Finding) -> bool:
 
 def _suite(results: Results, hide: private.Private) -> shape.SuiteView:
     suite = results.suite
-    paired = suite.reference.metrics if suite.reference is not None else ()
-    limited = (limit.metric for limit in suite.limits)
     return shape.SuiteView(
         name=suite.name,
         description=hide.text(suite.description),
         launches=suite.launches,
         seed=suite.seed,
-        gates=tuple(dict.fromkeys([*paired, *suite.baseline.metrics, *limited])),
+        gates=gated(suite),
         tolerance=suite.baseline.tolerance,
         resolution=suite.baseline.resolution,
         limits=suite.limits,

@@ -157,9 +157,8 @@ class InstanceReader(Reader):
 
     def _source(self, where: str, table: Mapping[str, Any]) -> str | None:
         source: str | None = self.get(where, table, "source", str, None)
-        if source is not None and not source.removeprefix("git:").strip("-"):
-            raise self.fail(f"{where}.source", f"is {source!r}; it must be git:REV")
-        if source is not None and not source.startswith("git:"):
+        start, _, revision = (source or "").partition("git:")
+        if source is not None and (start or not revision.strip("-")):
             raise self.fail(f"{where}.source", f"is {source!r}; it must be git:REV")
         return source
 

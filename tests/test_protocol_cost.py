@@ -242,7 +242,7 @@ def test_a_night_replays_each_level_inside(workspace: Any) -> None:
     done = workspace.run("run", "inside")
     assert done.code == 0, done.text
     _, results = night.read(done.night)
-    assert len(results.runs) == 4
+    assert len({(run.case, run.launch) for run in results.runs}) == 4  # one may be replaced
     for run in results.runs:
         assert run.engine["inside_failed"] == 0
         assert run.engine["inside_s"] > 0

@@ -130,7 +130,7 @@ def test_a_night_on_a_real_model_is_verified_token_for_token(real: Any) -> None:
     assert ("hf_static", "output_throughput") in done.cells("PASS")
 
     _, results = night.read(done.night)
-    assert len(results.runs) == 4
+    assert len({(run.case, run.launch) for run in results.runs}) == 4  # one may be replaced
     recalled = []
     for run in results.runs:
         found = correctness.equality(results, run.case)

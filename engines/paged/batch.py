@@ -1,0 +1,123 @@
+"""What one forward pass computes: rows of tokens, where each stands, and where its K and V go.
+
+A row is one sequence's share of the pass: rows that decode pass one token each and come first,
+then come rows that pass a part of their prompt. Everything a kernel reads is a tensor or a whole
+number here; no sequence is seen below this file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Cache:
+    """Keys and values of all layers, each [num_layers, num_blocks, block_size, kv_heads, head_dim].
+
+    A slot is a place for one token: slot = block × block_size + offset.
+    """
+
+    keys: Tensor
+    values: Tensor
+
+    @property
+    def num_blocks(self) -> int:
+        """How many blocks there are."""
+        return self.keys.shape[1]
+
+    @property
+    def block_size(self) -> int:
+        """How many tokens a block holds."""
+        return self.keys.shape[2]
+
+    def layer(self, place: int) -> tuple[Tensor, Tensor]:
+        """Return one layer's keys and values, each [num_blocks, block_size, kv_heads, head_dim]."""
+        return self.keys[place], self.values[place]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One pass over T tokens of R rows.
+
+    ids, positions, slots: [T] int64. block_tables: [R, width] int32, each row's blocks in order,
+    0 behind its last. context_lens: [R] int32, tokens that a row's last token sees, itself
+    included. starts: R + 1 places in T; row r passes the tokens starts[r] to starts[r + 1].
+    last: [S] int64, places in T whose next token is asked for. The first `num_decodes` rows pass
+    one token each; `lengths` is context_lens on the host.
+    """
+
+    ids: Tensor
+    positions: Tensor
+    slots: Tensor
+    block_tables: Tensor
+    context_lens: Tensor
+    starts: tuple[int, ...]
+    last: Tensor
+    num_decodes: int
+    lengths: tuple[int, ...]
+
+    @property
+    def num_rows(self) -> int:
+        """Sequences in the pass."""
+        return len(self.lengths)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens in the pass."""
+        return self.starts[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class RowPlan:
+    """One row on the host: `ids` [start, start + len(ids)) of a sequence, and its blocks.
+
+    `ends` says that the last of them has no successor yet: the next token is asked for.
+    """
+
+    ids: Sequence[int]
+    start: int
+    block_table: Sequence[int]
+    ends: bool
+
+
+def build(rows: Sequence[RowPlan], block_size: int, device: torch.device | str) -> Batch:
+    """Lay rows out for a pass; those with one token that ends must come first."""
+    num_decodes = 0
+    for row in rows:
+        if len(row.ids) != 1 or not row.ends:
+            break
+        num_decodes += 1
+    ids: list[int] = []
+    positions: list[int] = []
+    slots: list[int] = []
+    starts, last = [0], []
+    for row in rows:
+        ids += row.ids
+        stop = row.start + len(row.ids)
+        positions += range(row.start, stop)
+        table = row.block_table
+        slots += [
+            table[p // block_size] * block_size + p % block_size for p in range(row.start, stop)
+        ]
+        starts.append(len(ids))
+        if row.ends:
+            last.append(len(ids) - 1)
+    lengths = tuple(row.start + len(row.ids) for row in rows)
+    width = max(-(-length // block_size) for length in lengths)
+    tables = [[*row.block_table[:width], *[0] * (width - len(row.block_table))] for row in rows]
+    long = torch.tensor([ids, positions, slots], dtype=torch.int64).to(device, non_blocking=True)
+    return Batch(
+        ids=long[0],
+        positions=long[1],
+        slots=long[2],
+        block_tables=torch.tensor(tables, dtype=torch.int32).to(device, non_blocking=True),
+        context_lens=torch.tensor(lengths, dtype=torch.int32).to(device, non_blocking=True),
+        starts=tuple(starts),
+        last=torch.tensor(last, dtype=torch.int64).to(device, non_blocking=True),
+        num_decodes=num_decodes,
+        lengths=lengths,
+    )

@@ -1,0 +1,88 @@
+"""The operations of a decoder layer in plain torch: any device, any precision.
+
+`native.kernels` has the same in C++; each is checked against its namesake here. Rounding is as in
+transformers: norms in fp32, then rounded, then multiplied by their weight.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from headway.engines.paged.weights import Linear
+
+
+class Ops(Protocol):
+    """What a layer does beside attention. Inputs may be views with a row stride of their own."""
+
+    name: str
+
+    def pack(self, weight: Tensor, bias: Tensor | None) -> Linear:
+        """Return what multiplies by a weight [out, in]: x [tokens, in] → [tokens, out]."""
+
+    def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        """Normalise the last dimension."""
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        """Add x into `residual` in place, and return the norm of the sum."""
+
+    def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
+        """Return silu(gate) · up."""
+
+    def rotate(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        """Turn q [tokens, heads, head_dim] and k by the angles of each token [tokens, head_dim/2]."""
+
+    def write(
+        self, k: Tensor, v: Tensor, slots: Tensor, keys: Tensor, values: Tensor
+    ) -> None:
+        """Write k and v [tokens, kv_heads, head_dim] of a layer into their slots of its cache."""
+
+    def argmax(self, logits: Tensor) -> Tensor:
+        """Return the first place of each row's largest logit."""
+
+
+class TorchOps:
+    """Implements `Ops`."""
+
+    name = "torch"
+
+    def pack(self, weight: Tensor, bias: Tensor | None) -> Linear:
+        """Keep the weight as it is."""
+        return lambda x: functional.linear(x, weight, bias)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        """Normalise the last dimension."""
+        wide = x.float()
+        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)
+        return weight * wide.to(x.dtype)
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        """Add, then normalise."""
+        residual += x
+        return self.rms_norm(residual, weight, epsilon)
+
+    def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
+        """Return silu(gate) · up."""
+        return functional.silu(gate) * up
+
+    def rotate(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        """Turn the first half of each head against its second."""
+        cos, sin = cos[:, None].to(q.dtype), sin[:, None].to(q.dtype)
+        return _turn(q, cos, sin), _turn(k, cos, sin)
+
+    def write(self, k: Tensor, v: Tensor, slots: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Scatter rows."""
+        keys.view(-1, *k.shape[1:]).index_copy_(0, slots, k)
+        values.view(-1, *v.shape[1:]).index_copy_(0, slots, v)
+
+    def argmax(self, logits: Tensor) -> Tensor:
+        """Return the first place of each row's largest logit."""
+        return logits.float().argmax(dim=-1)
+
+
+def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)

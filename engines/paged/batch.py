@@ -27,12 +27,12 @@ class Cache:
     @property
     def num_blocks(self) -> int:
         """How many blocks there are."""
-        return self.keys.shape[1]
+        return int(self.keys.shape[1])
 
     @property
     def block_size(self) -> int:
         """How many tokens a block holds."""
-        return self.keys.shape[2]
+        return int(self.keys.shape[2])
 
     def layer(self, place: int) -> tuple[Tensor, Tensor]:
         """Return one layer's keys and values, each [num_blocks, block_size, kv_heads, head_dim]."""

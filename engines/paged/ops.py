@@ -33,11 +33,9 @@ class Ops(Protocol):
         """Return silu(gate) · up."""
 
     def rotate(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        """Turn q [tokens, heads, head_dim] and k by the angles of each token [tokens, head_dim/2]."""
+        """Turn q [tokens, heads, head_dim] and k by their tokens' angles [tokens, head_dim/2]."""
 
-    def write(
-        self, k: Tensor, v: Tensor, slots: Tensor, keys: Tensor, values: Tensor
-    ) -> None:
+    def write(self, k: Tensor, v: Tensor, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         """Write k and v [tokens, kv_heads, head_dim] of a layer into their slots of its cache."""
 
     def argmax(self, logits: Tensor) -> Tensor:

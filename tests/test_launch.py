@@ -18,8 +18,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from headway.engines.endpoint import Endpoint
 from headway.engines.fake import MODEL
 from headway.engines.launch import HERE, LaunchError, LaunchSpec, launched, port_owners
+from headway.engines.servers import launcher_of
 from headway.engines.supervise import descendants
 
 SUPERVISE = Path(__file__).parents[1] / "engines" / "supervise.py"
@@ -91,6 +93,23 @@ def test_an_engine_is_ready_and_leaves_nothing(tmp_path: Path) -> None:
     assert pids
     assert all(gone(pid) for pid in pids)
     assert port_owners(port) == set()
+
+
+def test_one_that_answers_wrongly_because_it_is_dying_has_died(tmp_path: Path) -> None:
+    """Of a server of several processes one was killed: the other answers 500, and ends then."""
+    asked = spec(tmp_path)
+    asked.log.write_text("the engine core is gone\n")
+    for dies, kind in ((True, "died_loading"), (False, "no_info")):
+        words = ["sleep", "0.5" if dies else "600"]
+        with stranger(status=500) as port, subprocess.Popen(words) as process:
+            url = f"http://127.0.0.1:{port}"
+            endpoint = Endpoint(asked, launcher_of("fake"), url, process, time.monotonic())
+            with pytest.MonkeyPatch.context() as patch, pytest.raises(LaunchError) as caught:
+                patch.setattr("headway.engines.endpoint.PARTING_S", 10.0 if dies else 0.1)
+                endpoint.info()
+            process.kill()
+        assert caught.value.kind == kind
+    assert "answered 500" in str(caught.value)
 
 
 def test_a_port_in_use_fails_before_the_launch(tmp_path: Path) -> None:

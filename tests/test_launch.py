@@ -196,6 +196,29 @@ def test_a_python_that_is_not_there_is_said(tmp_path: Path) -> None:
             pass
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="sessions are found through /proc")
+def test_what_a_killed_supervisor_left_is_ended(tmp_path: Path) -> None:
+    """Its child dies with it, and what that has started, as vLLM its engine core, does not."""
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nsleep 600 &\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    with launched(spec(tmp_path, python=python)) as endpoint:
+        (supervisor,) = (
+            pid
+            for pid in descendants(os.getpid())
+            if any(w.endswith(b"supervise.py") for w in words(pid))
+        )
+        (sleeper,) = (pid for pid in endpoint.pids() if words(pid)[0] == b"sleep")
+        os.kill(supervisor, signal.SIGKILL)
+        assert endpoint.ends_within(10.0)
+        assert not gone(sleeper, 0.2)
+    assert gone(sleeper)
+
+
+def words(pid: int) -> list[bytes]:
+    return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+
+
 STUBBORN = """
 import os, signal, subprocess, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)

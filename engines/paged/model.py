@@ -89,8 +89,7 @@ class Decoder:
         if one.layer.q_norm is not None and one.layer.k_norm is not None:
             q = ops.rms_norm(q, one.layer.q_norm, shape.norm_epsilon)
             k = ops.rms_norm(k, one.layer.k_norm, shape.norm_epsilon)
-        q, k = ops.rotate(q, k, *angles)
-        ops.write(k, v, batch.slots, *cache)
+        q = ops.rotate_write(q, k, v, *angles, batch.slots, *cache)
         return one.out(self._attention(q, *cache, batch, shape.scale).flatten(1))
 
 

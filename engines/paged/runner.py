@@ -16,6 +16,7 @@ from headway.engines.paged.attention.sdpa import Sdpa
 from headway.engines.paged.batch import Batch
 from headway.engines.paged.memory import longest_of, num_blocks_of, policy_of
 from headway.engines.paged.model import Decoder, new_cache
+from headway.engines.paged.native import DecodeStep, NativeAttention, NativeOps, available
 from headway.engines.paged.ops import Ops, TorchOps
 from headway.engines.paged.options import RUNGS, PagedOptions
 from headway.engines.paged.profile import Profile
@@ -39,13 +40,24 @@ class Runner:
         self.num_blocks = num_blocks_of(
             options, self.policy, shape, self.block_size, self.device, like.element_size()
         )
-        self.ops: Ops = TorchOps()
+        wanted = options.kernels or rung.kernels
+        library = available()[0]
+        self.ops: Ops = TorchOps() if wanted == "torch" or library is None else NativeOps(library)
         self.attention: Attention = Plain() if options.attention == "plain" else Sdpa()
+        if library is not None and (options.attention or rung.attention) in ("auto", "native"):
+            self.attention = NativeAttention(library)
         self.profile = Profile(self.device) if options.profile else None
         self.cache = new_cache(shape, self.num_blocks, self.block_size, like)
         timed = {} if self.profile is None else {"timed": self.profile.timed}
         self.decoder = Decoder(self.weights, self.ops, self.attention, **timed)
         self.decode: Callable[[Batch], Tensor] | None = None
+        if (
+            rung.graphs
+            and isinstance(self.ops, NativeOps)
+            and like.dtype == torch.bfloat16
+            and self.profile is None
+        ):
+            self.decode = DecodeStep(library, self.weights, self.cache, 64, self.ops.packer)
 
     def run(self, batch: Batch, samplers: Sequence[Sampler | None]) -> Tensor:
         """Pass a batch; returns the next token of each row that ends [S] int64, on the device."""
@@ -57,7 +69,7 @@ class Runner:
 
     def _run(self, batch: Batch, samplers: Sequence[Sampler | None]) -> Tensor:
         greedy = not any(samplers)
-        if self.decode is not None and greedy and batch.num_decodes == batch.num_rows:
+        if self.decode is not None and greedy and batch.num_decodes == batch.num_rows <= 64:
             return self.decode(batch)
         hidden = self.decoder.hidden(batch, self.cache)
         if not len(hidden):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -27,14 +27,6 @@ def buckets(max_rows: int) -> tuple[int, ...]:
     """Return the sizes of batch that have a graph, ascending; the last is `max_rows`."""
     sizes = [1, 2, 4, *range(8, 65, 8), *range(80, max_rows, 16)]
     return (*(size for size in sizes if size < max_rows), max_rows)
-
-
-@dataclass(frozen=True, slots=True)
-class _Inputs:
-    """One size's inputs, side by side in one piece of memory: `batch` is views of `flat`."""
-
-    flat: Tensor
-    batch: Batch
 
 
 class GraphedDecode:
@@ -95,18 +87,19 @@ class GraphedDecode:
                 f"{self._max_width} blocks, not {batch.num_decodes} of {rows} rows of {width}"
             )
         size = self._sizes[bisect_left(self._sizes, rows)]
-        self._fill(self._sources[size].batch, batch)
-        target = self._targets[size]
-        target.flat.copy_(self._sources[size].flat, non_blocking=True)
+        staged, source = self._sources[size]
+        self._fill(source, batch)
+        memory, target = self._targets[size]
+        memory.copy_(staged, non_blocking=True)
         if self._copied is not None:
             self._copied.record()
         if ids is not None:
-            target.batch.ids[:rows].copy_(ids)
+            target.ids[:rows].copy_(ids)
         if size in self._replays:
             self._replays[size]()
         else:
             lengths = (*batch.lengths, *[0] * (size - rows))
-            self._step(replace(target.batch, lengths=lengths))
+            self._step(replace(target, lengths=lengths))
         return self._hidden[:rows]
 
     def _fill(self, source: Batch, batch: Batch) -> None:
@@ -133,7 +126,8 @@ class GraphedDecode:
     def _num_bytes(self, rows: int) -> int:
         return rows * (3 * INT64 + INT32 + self._max_width * INT32)
 
-    def _inputs(self, memory: Tensor, rows: int) -> _Inputs:
+    def _inputs(self, memory: Tensor, rows: int) -> tuple[Tensor, Batch]:
+        """Return the part of a memory that holds a batch of so many rows, and its views of it."""
         flat = memory[: self._num_bytes(rows)]
         longs, ints = flat.split((rows * 3 * INT64, rows * (1 + self._max_width) * INT32))
         ids, positions, slots = longs.view(torch.int64).view(3, rows)
@@ -149,7 +143,7 @@ class GraphedDecode:
             num_decodes=rows,
             lengths=(0,) * rows,
         )
-        return _Inputs(flat, batch)
+        return flat, batch
 
     @torch.no_grad()
     def _capture(self) -> dict[int, Callable[[], None]]:
@@ -158,14 +152,14 @@ class GraphedDecode:
         pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(self._device)
         stream.wait_stream(torch.cuda.current_stream(self._device))
         for size in reversed(self._sizes):
-            target, graph = self._targets[size], torch.cuda.CUDAGraph()
+            (memory, batch), graph = self._targets[size], torch.cuda.CUDAGraph()
             with torch.cuda.stream(stream):
-                target.flat.zero_()
-                target.batch.slots.fill_(self._pad_slot)
+                memory.zero_()
+                batch.slots.fill_(self._pad_slot)
                 for _ in range(WARM_UPS):
-                    self._step(target.batch)
+                    self._step(batch)
             with torch.cuda.graph(graph, pool=pool, stream=stream):
-                self._step(target.batch)
+                self._step(batch)
             replays[size] = graph.replay
         torch.cuda.current_stream(self._device).wait_stream(stream)
         return replays

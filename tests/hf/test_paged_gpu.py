@@ -543,12 +543,25 @@ class Night:
         else:
             made = self.graphed(batch)
         assert made.tolist() == wanted.tolist()
+        self.check_padding(len(rows))
         if len(rows) == 3:  # the same step again: it writes what is there
             self.soil()
             made = made.clone()
             torch.testing.assert_close(self.graphed.hidden(batch), hidden, atol=1e-4, rtol=1e-4)
         for row, token in zip(rows, made.tolist(), strict=True):
             self.ids[row].append(token)
+
+    def check_padding(self, rows: int) -> None:
+        size = min(size for size in buckets(11) if size >= rows)
+        _, padded = self.graphed._targets[size]
+        assert padded.num_rows == padded.num_decodes == size
+        for tensor, padding in (
+            (padded.context_lens, 0),
+            (padded.positions, 0),
+            (padded.slots, BLOCKS * BLOCK - 1),
+        ):
+            assert (tensor[:rows] != padding).all()
+            assert (tensor[rows:] == padding).all()
 
     def check_caches(self) -> None:
         """All but the reserved block is as without padding; what nobody wrote is as it was."""

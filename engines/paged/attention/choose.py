@@ -13,11 +13,8 @@ from headway.engines.paged.attention.plain import Plain
 from headway.engines.paged.attention.sdpa import Sdpa
 
 NAMES = ("auto", "plain", "sdpa", "native", "flex", "triton", "flash_attn")
-MODULES = {
-    "flex": "headway.engines.paged.attention.flex",
-    "triton": "headway.engines.paged.attention.triton_paged",
-    "flash_attn": "headway.engines.paged.attention.flash_attn",
-}
+# Modules beside this one that import what may not be there.
+MODULES = {"flex": "flex", "triton": "triton_paged", "flash_attn": "flash_attn"}
 
 
 def choose(
@@ -34,38 +31,26 @@ def choose(
     else sdpa. Raises ValueError where the named one cannot be had here.
     """
     device = torch.device(device)
-    if name not in NAMES:
-        raise ValueError(f"attention is one of {', '.join(NAMES)}, not {name!r}")
-    if name != "auto":
-        return _make(name, device, dtype, head_dim, block_size, native)
-    for candidate in ("triton", "flash_attn") if device.type == "cuda" else ("native",):
-        try:
-            return _make(candidate, device, dtype, head_dim, block_size, native)
-        except ValueError:
-            continue
-    return Sdpa()
-
-
-def _make(
-    name: str,
-    device: torch.device,
-    dtype: torch.dtype,
-    head_dim: int,
-    block_size: int,
-    native: Attention | None,
-) -> Attention:
-    on_gpu = device.type == "cuda"
+    if name == "auto":
+        for candidate in ("triton", "flash_attn") if device.type == "cuda" else ("native",):
+            try:
+                return choose(candidate, device, dtype, head_dim, block_size, native)
+            except ValueError:
+                continue
+        return Sdpa()
     if name in ("plain", "sdpa"):
         return Plain() if name == "plain" else Sdpa()
     if name == "native":
         if native is None:
             raise ValueError("attention native needs the compiled kernels, which are not here")
         return native
+    if name not in MODULES:
+        raise ValueError(f"attention is one of {', '.join(NAMES)}, not {name!r}")
     interpreted = name == "triton" and os.environ.get("TRITON_INTERPRET") == "1"
-    if name != "flex" and not on_gpu and not interpreted:
+    if name != "flex" and device.type != "cuda" and not interpreted:
         raise ValueError(f"attention {name} needs a GPU, and the device is {device.type}")
     try:
-        module: Any = importlib.import_module(MODULES[name])
+        module: Any = importlib.import_module(f"{__package__}.{MODULES[name]}")
     except ImportError as error:
         raise ValueError(f"attention {name} cannot be imported: {error}") from error
     refusal = module.refusal(dtype, head_dim, block_size)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 import torch
@@ -25,14 +24,6 @@ def make(device: torch.device) -> Flex:
     return Flex(compiled=device.type == "cuda")
 
 
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """A batch's slots in the order of its rows' contexts, and which token sees which of them."""
-
-    slots: Tensor
-    mask: BlockMask
-
-
 class Flex:
     """Implements `Attention` on any device; compiled on a GPU alone."""
 
@@ -45,16 +36,16 @@ class Flex:
             self._attend = torch.compile(flex_attention, dynamic=True)
             self._mask = torch.compile(create_block_mask, dynamic=True)
         self._batch: Batch | None = None
-        self._made: _Plan | None = None
+        self._plan: tuple[Tensor, BlockMask] | None = None
 
     def __call__(
         self, q: Tensor, keys: Tensor, values: Tensor, batch: Batch, scale: float
     ) -> Tensor:
         """Attend with all rows at once."""
-        if self._made is None or self._batch is not batch:
-            self._batch, self._made = batch, self._plan(batch, keys.shape[1])
-        plan = self._made
-        k, v = (cache.flatten(0, 1)[plan.slots].transpose(0, 1)[None] for cache in (keys, values))
+        if self._plan is None or self._batch is not batch:
+            self._batch, self._plan = batch, self._lay_out(batch, keys.shape[1])
+        slots, mask = self._plan
+        k, v = (cache.flatten(0, 1)[slots].transpose(0, 1)[None] for cache in (keys, values))
         with warnings.catch_warnings():
             # It warns that it is not compiled: where that is so, it is meant.
             warnings.simplefilter("ignore", UserWarning)
@@ -62,13 +53,14 @@ class Flex:
                 q.transpose(0, 1)[None],
                 k,
                 v,
-                block_mask=plan.mask,
+                block_mask=mask,
                 scale=scale,
                 enable_gqa=q.shape[1] != keys.shape[2],
             )
         return out[0].transpose(0, 1)
 
-    def _plan(self, batch: Batch, block_size: int) -> _Plan:
+    def _lay_out(self, batch: Batch, block_size: int) -> tuple[Tensor, BlockMask]:
+        """Return the slots of all contexts end to end, and which token sees which of them."""
         device, total = batch.ids.device, sum(batch.lengths)
         rows = torch.arange(batch.num_rows, device=device)
         # The sizes are given, so that no device is asked for them.
@@ -84,4 +76,4 @@ class Flex:
             return (query_row[query] == key_row[key]) & (key_place[key] <= positions[query])
 
         mask = self._mask(sees, None, None, batch.num_tokens, total, device=device)
-        return _Plan(slots + key_place % block_size, mask)
+        return slots + key_place % block_size, mask

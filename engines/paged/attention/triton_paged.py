@@ -97,8 +97,7 @@ def _attend(
         key = tl.load(keys + offset[None, :] + dim[:, None], mask=inside[None, :], other=0.0)
         value = tl.load(values + offset[:, None] + dim[None, :], mask=inside[:, None], other=0.0)
         score = tl.dot(query, key, input_precision="ieee") * scale
-        seen = inside[None, :] & (place[None, :] <= position[:, None])
-        score = tl.where(seen, score, float("-inf"))
+        score = tl.where(place[None, :] <= position[:, None], score, float("-inf"))
         top = tl.maximum(best, tl.max(score, 1))
         weight = tl.exp2(score - top[:, None])
         shrink = tl.exp2(best - top)

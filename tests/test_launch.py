@@ -104,9 +104,10 @@ def test_one_that_answers_wrongly_because_it_is_dying_has_died(tmp_path: Path) -
         with stranger(status=500) as port, subprocess.Popen(words) as process:
             url = f"http://127.0.0.1:{port}"
             endpoint = Endpoint(asked, launcher_of("fake"), url, process, time.monotonic())
-            with pytest.MonkeyPatch.context() as patch, pytest.raises(LaunchError) as caught:
+            with pytest.MonkeyPatch.context() as patch:
                 patch.setattr("headway.engines.endpoint.PARTING_S", 10.0 if dies else 0.1)
-                endpoint.info()
+                with pytest.raises(LaunchError) as caught:
+                    endpoint.info()
             process.kill()
         assert caught.value.kind == kind
     assert "answered 500" in str(caught.value)
@@ -203,20 +204,18 @@ def test_what_a_killed_supervisor_left_is_ended(tmp_path: Path) -> None:
     python.write_text(f'#!/bin/sh\nsleep 600 &\nexec {sys.executable} "$@"\n')
     python.chmod(0o755)
     with launched(spec(tmp_path, python=python)) as endpoint:
-        (supervisor,) = (
-            pid
-            for pid in descendants(os.getpid())
-            if any(w.endswith(b"supervise.py") for w in words(pid))
-        )
-        (sleeper,) = (pid for pid in endpoint.pids() if words(pid)[0] == b"sleep")
+        (supervisor,) = named(b"supervise.py", descendants(os.getpid()))
+        (sleeper,) = named(b"sleep", endpoint.pids())
         os.kill(supervisor, signal.SIGKILL)
         assert endpoint.ends_within(10.0)
         assert not gone(sleeper, 0.2)
     assert gone(sleeper)
 
 
-def words(pid: int) -> list[bytes]:
-    return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+def named(word: bytes, pids: list[int]) -> list[int]:
+    """Those of the processes that have a word in their command that ends so."""
+    commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0") for pid in pids}
+    return [pid for pid, words in commands.items() if any(w.endswith(word) for w in words)]
 
 
 STUBBORN = """

@@ -14,8 +14,7 @@ from headway import __version__
 from headway.core import EngineInfo
 from headway.engines.contract import Output, Phase, Submission, parse_options
 from headway.engines.models.folder import ModelFolder
-from headway.engines.paged import batch as batches
-from headway.engines.paged.batch import Batch, RowPlan
+from headway.engines.paged.batch import Batch, Carried, build
 from headway.engines.paged.blocks import BlockManager
 from headway.engines.paged.options import KIND, RUNGS, PagedOptions
 from headway.engines.paged.runner import Runner
@@ -96,9 +95,9 @@ class Paged:
             ids = tuple((17 * row + 7919 * k) % vocab_size for k in range(length + bool(start)))
             sequences.append(Running(Submission(row, ids, 1, salt="time_step"), None))
             assert self._blocks.begin(sequences[-1])
-        rows = [Scheduled(one, start, len(one.ids) - start).row() for one in sequences]
+        planned = [Scheduled(one, start, len(one.ids) - start) for one in sequences]
         started_s = time.perf_counter()
-        self._runner.run(self._lay_out(rows), [None] * batch).tolist()
+        self._runner.run(self._lay_out(planned), [None] * batch).tolist()
         seconds = time.perf_counter() - started_s
         for one in sequences:
             self._blocks.release(one)
@@ -151,30 +150,27 @@ class Paged:
         planned = self._scheduler.plan()
         if not planned:
             return None
-        batch = self._lay_out([one.row() for one in planned])
-        self._fill_in(batch, planned)
         ending = tuple(one.sequence for one in planned if one.ends)
-        chosen = self._runner.run(batch, [one.sampler for one in ending])
+        samplers = [one.sampler for one in ending]
+        chosen = self._runner.run(self._lay_out(planned), samplers, self._carried(planned))
         for one in planned:
             self._count(one)
         for sequence in ending:
             sequence.ids.append(UNREAD)
         return Flight(chosen, ending, tuple(len(one.ids) - 1 for one in ending))
 
-    def _fill_in(self, batch: Batch, planned: Sequence[Scheduled]) -> None:
-        """Put in tokens that the pass before chose and nobody has read yet."""
+    def _carried(self, planned: Sequence[Scheduled]) -> Carried | None:
+        """Return which rows begin with a token that is in flight; None where none does."""
         if self._flight is None:
-            return
-        chosen = {id(one): place for place, one in enumerate(self._flight.sequences)}
-        unread = [
-            (row, chosen[id(one.sequence)])
+            return None
+        flown = {id(one): place for place, one in enumerate(self._flight.sequences)}
+        pairs = [
+            (row, flown[id(one.sequence)])
             for row, one in enumerate(planned)
             if one.sequence.ids[one.start + one.count - 1] == UNREAD
         ]
-        if unread:
-            # Only a row that decodes has one, so its place among tokens is its place among rows.
-            rows, places = torch.tensor(unread).T.to(batch.ids.device, non_blocking=True)
-            batch.ids.index_copy_(0, rows, self._flight.chosen[places])
+        rows, places = zip(*pairs, strict=True) if pairs else ((), ())
+        return Carried(self._flight.chosen, rows, places) if pairs else None
 
     def _count(self, one: Scheduled) -> None:
         sequence = one.sequence
@@ -205,8 +201,8 @@ class Paged:
         cached = sequence.num_cached if self._options.prefix_caching else None
         return Output(submission.id, (token,), reason, cached=cached)
 
-    def _lay_out(self, rows: Sequence[RowPlan]) -> Batch:
-        return batches.build(rows, self._runner.block_size, self._runner.device)
+    def _lay_out(self, planned: Sequence[Scheduled]) -> Batch:
+        return build([one.row() for one in planned], self._runner.block_size)
 
     def _check(self, phase: Phase, batch: int, length: int) -> None:
         most = self._runner.policy.max_num_seqs

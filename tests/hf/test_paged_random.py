@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from headway.engines.contract import Output, Submission
 from headway.engines.paged import engine as paged
-from headway.engines.paged.batch import Batch
+from headway.engines.paged.batch import Batch, Carried
 from headway.engines.paged.options import RUNGS
 from headway.engines.paged.scheduler import Policy
 
@@ -55,8 +55,12 @@ class ToyRunner:
         self.slots = [EMPTY] * (num_blocks * block_size)
         self.most_tokens = 0
 
-    def run(self, batch: Batch, samplers: Sequence[object]) -> torch.Tensor:
+    def run(
+        self, batch: Batch, samplers: Sequence[object], carried: Carried | None = None
+    ) -> torch.Tensor:
         assert len(batch.last) == len(samplers)
+        if carried is not None:
+            carried.fill(batch.ids)
         self.most_tokens = max(self.most_tokens, batch.num_tokens)
         ids, slots = batch.ids.tolist(), batch.slots.tolist()
         assert len(set(slots)) == len(slots), "two tokens in one slot"

@@ -9,7 +9,7 @@ from headway.engines.launcher import Launcher
 from headway.engines.servers import vllm_hosted, vllm_serve
 from headway.engines.servers.elsewhere import http
 from headway.engines.servers.given import given
-from headway.engines.servers.hosted import HF_NAIVE, HF_STATIC, HOST, OWN
+from headway.engines.servers.hosted import HF_NAIVE, HF_STATIC, HOST, OWN, PAGED
 from headway.engines.servers.llama_cpp import LLAMA_CPP
 from headway.engines.servers.sglang import SGLANG
 from headway.engines.servers.tensorrt_llm import TENSORRT_LLM
@@ -19,6 +19,7 @@ from headway.engines.servers.transformers_serve import SERVE
 LAUNCHERS: Mapping[str, Launcher] = {
     "hf_naive": HF_NAIVE,
     "hf_static": HF_STATIC,
+    "paged": PAGED,
     "vllm_serve": vllm_serve.LAUNCHER,
     "vllm": vllm_hosted.LAUNCHER,
     "vllm_offline": vllm_hosted.LAUNCHER,

@@ -56,5 +56,15 @@ def info(endpoint: Endpoint) -> EngineInfo:
 HOST = hosted(CAN, {})
 HF_NAIVE = hosted(CAN, {"threads": "threads"})
 HF_STATIC = hosted(CAN, {"max_num_seqs": "max_batch", "threads": "threads"})
+PAGED = hosted(
+    replace(CAN, salt="cache_salt"),
+    {
+        "max_num_seqs": "max_num_seqs",
+        "max_num_batched_tokens": "max_num_batched_tokens",
+        "max_model_len": "max_model_len",
+        "prefix_caching": "prefix_caching",
+        "threads": "threads",
+    },
+)
 # An engine of the user's own may have a prefix cache, which `Submission.salt` is for.
 OWN = hosted(replace(CAN, salt="cache_salt"), {})

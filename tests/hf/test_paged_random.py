@@ -8,6 +8,7 @@ position that is off by one, and an answer differs from that of the ids alone.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,8 +21,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from headway.engines.contract import Output, Submission
 from headway.engines.paged import engine as paged
 from headway.engines.paged.batch import Batch, Carried
+from headway.engines.paged.blocks import BlockManager
 from headway.engines.paged.options import RUNGS
 from headway.engines.paged.scheduler import Policy
+from headway.engines.paged.sequence import Sequence as Running
 
 EOS, VOCABULARY = 0, 50
 EMPTY = -7
@@ -70,6 +73,7 @@ class ToyRunner:
         for row, length in enumerate(batch.lengths):
             start, stop = batch.starts[row], batch.starts[row + 1]
             assert batch.positions[start:stop].tolist() == [*range(length - stop + start, length)]
+            assert stop > start, "a row that computes nothing has no next token"
             assert (row < batch.num_decodes) <= (stop - start == 1)
             if stop - 1 in batch.last.tolist():
                 chosen.append(next_token(self._read(batch.block_tables[row].tolist(), length)))
@@ -236,3 +240,79 @@ def test_a_prompt_is_found_again_under_its_own_salt_only() -> None:
     assert cached(3, (*prompt, 1), "b") == cached(4, prompt, None) == 0
     assert cached(5, (1, *prompt[1:]), "a") == 0  # the same second block, after another first
     assert engine.stats()["prefix_hits_total"] == 12
+
+
+def scenario() -> None:
+    """Prompts that share beginnings, in a pool that is too small for all of them, three times."""
+    runner = ToyRunner(Policy(4, 64, 8, True), num_blocks=14, block_size=4, longest=56)
+    engine = build(runner, rung="graphs", prefix_caching=True, overlap=True)
+    for wave in range(3):
+        asked = [
+            Submission(4 * wave + n, (7, 6, 5, 4, *([n] * (3 * n)), 2, 1), 14, ignore_eos=True)
+            for n in range(4)
+        ]
+        assert serve(engine, asked) == {one.id: answer(one) for one in asked}
+        for one in asked:  # alone, and all of it is known
+            again = replace(one, id=100 + one.id)
+            assert serve(engine, [again]) == {again.id: answer(again)}
+    stats = engine.stats()
+    assert min(stats[f"{name}_total"] for name in ("preemptions", "prefix_hits", "mixed")) > 0
+
+
+def test_the_scenario_holds_without_a_fault() -> None:
+    scenario()
+
+
+def skip_what_was_preempted(self: BlockManager, sequence: Running) -> bool:
+    begun = BEGIN(self, sequence)
+    if begun and sequence.num_outputs:
+        sequence.num_computed = len(sequence.ids) - 1
+    return begun
+
+
+def hash_without_parent(self: BlockManager, sequence: Running, count: int) -> None:
+    size = self.block_size
+    sequence.keys = [bytes(sequence.ids[n * size : (n + 1) * size]) for n in range(count)]
+
+
+def find_all_of_it(self: BlockManager, sequence: Running) -> list[int]:
+    self._name(sequence, len(sequence.ids) // self.block_size)
+    found = [self._block_of.get(key) for key in sequence.keys]
+    return [block for block in found if block is not None]
+
+
+def take_without_forgetting(self: BlockManager) -> int:
+    if self._free:
+        return TAKE(self)
+    block, _ = self._cached.popitem(last=False)
+    self._users[block] = 1
+    return block
+
+
+def grow_late(self: BlockManager, sequence: Running) -> bool:
+    return len(sequence.ids) % self.block_size != 2 or GROW(self, sequence)
+
+
+def free_what_another_has(self: BlockManager, sequence: Running) -> None:
+    for block in sequence.block_table:
+        self._users[block] = 1
+    RELEASE(self, sequence)
+
+
+RELEASE, TAKE = BlockManager.release, BlockManager._take
+BEGIN, GROW = BlockManager.begin, BlockManager.grow
+FAULTS: dict[str, Any] = {
+    "begin": skip_what_was_preempted,
+    "_name": hash_without_parent,
+    "_find": find_all_of_it,
+    "_take": take_without_forgetting,
+    "grow": grow_late,
+}
+
+
+@pytest.mark.parametrize("name", [*FAULTS, "release"])
+def test_a_fault_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fault = FAULTS.get(name, free_what_another_has)
+    monkeypatch.setattr(BlockManager, name, fault)
+    with pytest.raises((AssertionError, IndexError, KeyError)):
+        scenario()

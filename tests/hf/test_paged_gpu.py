@@ -597,8 +597,8 @@ def test_replayed_steps_write_the_tokens_of_unpadded_ones(
     tiny: paged_weights.Weights, cuda: list[Recorded]
 ):
     night = Night(tiny, DeviceLengths(), capture=True)
-    assert list(reversed(buckets(11))) == [11, 8, 4, 2, 1]
-    assert len(cuda) == 5
+    # The first operation of each looks the embeddings of its rows up.
+    assert [one.steps[0][3].shape[0] for one in cuda] == [11, 8, 4, 2, 1]
     for place, rows in enumerate(ORDER):
         night.step(rows, device_ids=place % 2 == 1)
     night.check_caches()

@@ -47,6 +47,15 @@ NAMES = [pytest.param("triton", marks=needs_triton), "flash_attn", "flex"]
 PACKAGE = "headway.engines.paged.attention"
 
 
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Thousands of tiny operations: other threads would only wait for them, and loudly."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture(scope="module")
 def interpreted() -> Iterator[ModuleType]:
     """Give the Triton kernels as its interpreter runs them."""

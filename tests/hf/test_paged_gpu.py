@@ -49,7 +49,7 @@ PACKAGE = "headway.engines.paged.attention"
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread() -> Iterator[None]:
-    """Thousands of tiny operations: other threads would only wait for them, and loudly."""
+    """Thousands of tiny operations: other threads would only spin beside them."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

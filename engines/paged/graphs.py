@@ -73,7 +73,6 @@ class GraphedDecode:
         self.hidden(batch, ids)
         return self._tokens[: batch.num_rows]
 
-    @torch.no_grad()
     def hidden(self, batch: Batch, ids: Tensor | None = None) -> Tensor:
         """Pass a batch on the host; returns [rows, hidden_size], normed, on the device.
 
@@ -119,9 +118,10 @@ class GraphedDecode:
 
     def _step(self, batch: Batch) -> None:
         rows = batch.num_rows
-        hidden = self._decoder.hidden(batch, self._cache)
-        self._hidden[:rows].copy_(hidden)
-        self._tokens[:rows].copy_(self._ops.argmax(self._decoder.logits(hidden)))
+        with torch.no_grad():
+            hidden = self._decoder.hidden(batch, self._cache)
+            self._hidden[:rows].copy_(hidden)
+            self._tokens[:rows].copy_(self._ops.argmax(self._decoder.logits(hidden)))
 
     def _num_bytes(self, rows: int) -> int:
         return rows * (3 * INT64 + INT32 + self._max_width * INT32)
@@ -145,7 +145,6 @@ class GraphedDecode:
         )
         return flat, batch
 
-    @torch.no_grad()
     def _capture(self) -> dict[int, Callable[[], None]]:
         """Capture the largest size first: the others then find their memory in its pool."""
         replays: dict[int, Callable[[], None]] = {}

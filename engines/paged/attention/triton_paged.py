@@ -249,4 +249,5 @@ def _launch(
 
 def _tile_keys(q: Tensor) -> int:
     """Return how many keys a program holds at a time."""
-    return max(16, min(64, TILE_BYTES // (q.shape[2] * q.element_size())))
+    fitting = TILE_BYTES // (q.shape[2] * q.element_size())
+    return int(max(16, min(64, fitting)))

@@ -84,7 +84,9 @@ class Step:
             made.data_ptr() if want_hidden else None,
         )
         if not done:
-            raise ValueError("a pass has an id, position, slot, block or place that is none")
+            raise ValueError(
+                "the pass names what is not there: an id, position, slot, block or place"
+            )
         return made
 
     def _pass(self, batch: Batch) -> Pass:

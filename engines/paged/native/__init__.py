@@ -10,9 +10,9 @@ from functools import cache
 from headway.engines.paged.native import build
 from headway.engines.paged.native.kernels import NativeAttention, NativeOps
 from headway.engines.paged.native.library import Library
-from headway.engines.paged.native.step import DecodeStep
+from headway.engines.paged.native.step import Step
 
-__all__ = ["DecodeStep", "Library", "NativeAttention", "NativeOps", "available"]
+__all__ = ["Library", "NativeAttention", "NativeOps", "Step", "available"]
 
 
 @cache

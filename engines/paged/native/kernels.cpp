@@ -59,11 +59,11 @@ inline bf16 narrow<bf16>(float x) {  // to nearest, ties to even; a NaN stays on
 
 // Within 2 ulp; written so that a loop around it becomes vector code, which std::exp does not.
 inline float fast_exp(float x) {
-    x = std::min(std::max(x, -87.0f), 88.0f);
+    float bounded = std::min(std::max(x, -87.0f), 88.0f);
     const float magic = 12582912.0f;  // 1.5 · 2^23: adding it leaves the nearest integer below
-    float shifted = x * 1.44269504f + magic;
+    float shifted = bounded * 1.44269504f + magic;
     float n = shifted - magic;
-    float r = (x - n * 0.693145752f) - n * 1.42860677e-6f;  // ln 2 in two parts
+    float r = (bounded - n * 0.693145752f) - n * 1.42860677e-6f;  // ln 2 in two parts
     float p = 1.98756915e-4f;
     p = p * r + 1.39819995e-3f;
     p = p * r + 8.33345205e-3f;
@@ -72,7 +72,8 @@ inline float fast_exp(float x) {
     p = p * r + 0.5f;
     p = p * (r * r) + r + 1.0f;
     int32_t power = bits_as<int32_t>(shifted) - bits_as<int32_t>(magic);
-    return p * bits_as<float>((power + 127) << 23);
+    float value = p * bits_as<float>((power + 127) << 23);
+    return x < -87.0f ? 0.0f : value;
 }
 
 inline float silu(float x) { return x / (1.0f + fast_exp(-x)); }
@@ -80,7 +81,14 @@ inline float silu(float x) { return x / (1.0f + fast_exp(-x)); }
 // ---- tile: rows × 32 columns --------------------------------------------------------------------
 
 constexpr int kColumns = 32;
-constexpr int kTileRows = 12;  // 24 accumulators, 2 weights and a broadcast: 27 of 32 registers
+// As many as leave all sums in registers. Of 32 that hold 16 floats each, 12 rows take 24, the
+// weights 2 and a broadcast 1.
+#ifdef __AVX512F__
+constexpr int kTileRows = 12;
+#else
+constexpr int kTileRows = 2;
+#endif
+constexpr Int kChunk = 96;  // rows of x that stay in the second-level cache with some weights
 
 template <class T>
 constexpr int kStep = 1;  // values of the shared dimension that lie side by side when packed
@@ -158,14 +166,14 @@ Tile<T> tile_of(int rows, std::integer_sequence<int, M...>) {
     return table[rows - 1];
 }
 
-// Calls use(first row, rows, the tile for so many) for equal blocks of at most 12 rows.
+// Calls use(first row, the tile for its rows, block) for blocks of rows, as equal as can be.
 template <class T, class Use>
 void for_row_blocks(Int rows, Use use) {
     Int blocks = (rows + kTileRows - 1) / kTileRows;
     for (Int block = 0; block < blocks; ++block) {
         Int begin = rows * block / blocks, end = rows * (block + 1) / blocks;
-        int count = int(end - begin);
-        use(begin, count, tile_of<T>(count, std::make_integer_sequence<int, kTileRows>{}), block);
+        std::make_integer_sequence<int, kTileRows> counts;
+        use(begin, tile_of<T>(int(end - begin), counts), block);
     }
 }
 
@@ -246,9 +254,9 @@ struct Paged {  // one layer's cache, and the rows' blocks in it
     Int columns() const { return (head_dim + kColumns - 1) / kColumns * kColumns; }
 };
 
-// Some tokens of a row and one KV head, with keys [begin, end) of the row's context.
+// Some tokens of a row and some KV heads, with keys [begin, end) of the row's context.
 struct Task {
-    Int row, kv_head, token, tokens, position, begin, end;
+    Int row, kv_head, kv_heads, token, tokens, position, begin, end;
     Int part, parts;  // of a context that several tasks divide; only rows with one token
     Int partial;      // where this part's result goes, and the first of its `parts` neighbours
 };
@@ -258,23 +266,29 @@ std::vector<Task> plan(const Int* starts, const int32_t* lengths, Int rows, Int 
     std::vector<Task> tasks;
     Int most = std::max<Int>(1, kQueryRows / group);
     Int wanted = std::max<Int>(1, 4 * threads / (rows * kv_heads));
+    // Heads of a token lie side by side: where there are rows enough for all threads, one thread
+    // takes all heads of a row, and reads straight on.
+    Int together = rows >= 4 * threads ? kv_heads : 1;
     partials = 0;
     for (Int row = 0; row < rows; ++row) {
-        Int first = starts ? starts[row] : row, stop = starts ? starts[row + 1] : row + 1;
-        Int length = lengths[row], parts = 1;
+        Int first = starts[row], stop = starts[row + 1], length = lengths[row], parts = 1;
         if (stop - first == 1)
             parts = std::min(wanted, std::max<Int>(1, length / kSplitKeys));
         for (Int token = first; token < stop; token += most)
-            for (Int head = 0; head < kv_heads; ++head) {
+            for (Int head = 0, heads = stop - first == 1 ? together : 1; head < kv_heads;
+                 head += heads) {
                 Int tokens = std::min(most, stop - token), position = length - (stop - token);
                 Int visible = position + tokens;
                 for (Int part = 0; part < parts; ++part)
-                    tasks.push_back({row, head, token, tokens, position, visible * part / parts,
-                                     visible * (part + 1) / parts, part, parts,
-                                     partials + part});
+                    tasks.push_back({row, head, heads, token, tokens, position,
+                                     visible * part / parts, visible * (part + 1) / parts, part,
+                                     parts, partials + part});
                 if (parts > 1) partials += parts;
             }
     }
+    std::stable_sort(tasks.begin(), tasks.end(), [](const Task& a, const Task& b) {
+        return a.tokens * (a.end - a.begin) > b.tokens * (b.end - b.begin);  // the longest first
+    });
     return tasks;
 }
 
@@ -283,10 +297,10 @@ struct Workspace {  // of one thread
     T *q, *keys, *values, *weights;
     float *scores, *out, *peak, *sum;
 
-    Workspace(const Paged<T>& paged, Int tokens) {
+    Workspace(const Paged<T>& paged, const Task& task) {
         static thread_local std::vector<T> narrow_memory;
         static thread_local std::vector<float> wide_memory;
-        Int rows = tokens * paged.group, columns = paged.columns();
+        Int rows = task.kv_heads * task.tokens * paged.group, columns = paged.columns();
         q = grown(narrow_memory, rows * (paged.head_dim + kKeys) + 2 * kKeys * columns);
         weights = q + rows * paged.head_dim;
         keys = weights + rows * kKeys;
@@ -380,20 +394,23 @@ void pack_values<bf16>(const bf16* base, const Int* offsets, Int count, Int dim,
 }
 #endif
 
-// One row's softmax over `count` further scores: its weights, and what it has so far rescaled.
+// One row's softmax over `count` further scores: their weights, and what it has so far rescaled.
+// The loops go over all 64 places, so that they are a few vectors without a remainder.
 template <class T>
 void soften(float* scores, Int count, float scale, T* weights, float* out, Int columns, float& peak,
             float& sum) {
-    float largest = peak, added = 0;
+    for (Int i = count; i < kKeys; ++i) scores[i] = -1e30f;
+    float largest = peak / scale, added = 0;
 #pragma omp simd reduction(max : largest)
-    for (Int i = 0; i < count; ++i) largest = std::max(largest, scores[i] * scale);
+    for (Int i = 0; i < kKeys; ++i) largest = std::max(largest, scores[i]);
+    largest *= scale;
 #pragma omp simd reduction(+ : added)
-    for (Int i = 0; i < count; ++i) {
-        float weight = fast_exp(scores[i] * scale - largest);
-        weights[i] = narrow<T>(weight);
-        added += weight;
+    for (Int i = 0; i < kKeys; ++i) {
+        scores[i] = fast_exp(scores[i] * scale - largest);
+        added += scores[i];
     }
-    for (Int i = count; i < kKeys; ++i) weights[i] = T{};
+#pragma omp simd
+    for (Int i = 0; i < kKeys; ++i) weights[i] = narrow<T>(scores[i]);
     float kept = fast_exp(peak - largest);
     if (largest > peak)
 #pragma omp simd
@@ -402,43 +419,79 @@ void soften(float* scores, Int count, float scale, T* weights, float* out, Int c
     peak = largest;
 }
 
-// Attention of the queries in work.q [tokens × group][head_dim]: work.out, not yet divided by
-// work.sum. Reads of the cache what [begin, end) holds, and nothing else: the rest may be anything.
+// Where the tokens from `first` on are in the cache, up to 64 of them; returns how many.
 template <class T>
-void attend(const Paged<T>& paged, const Task& task, Workspace<T>& work) {
-    Int rows = task.tokens * paged.group, dim = paged.head_dim, columns = paged.columns();
-    std::fill_n(work.out, rows * columns, 0.0f);
-    std::fill_n(work.peak, rows, -1e30f);
-    std::fill_n(work.sum, rows, 0.0f);
+Int locate(const Paged<T>& paged, const Task& task, Int first, Int* offsets) {
     const int32_t* table = paged.tables + task.row * paged.width;
-    Int offsets[kKeys];
+    Int count = std::min(kKeys, task.end - first);
+    Int block = first / paged.block_size, in = first % paged.block_size;
+    for (Int i = 0; i < count; ++i) {
+        offsets[i] = (table[block] * paged.block_size + in) * paged.kv_heads * paged.head_dim;
+        if (++in == paged.block_size) in = 0, ++block;
+    }
+    return count;
+}
+
+// Asks for keys and values before they are wanted: the processor does not guess steps between
+// blocks by itself. (Inlined by force: GCC takes a function that only does this for one without
+// effect, and drops the call.)
+template <class T>
+inline __attribute__((always_inline)) void fetch(const Paged<T>& paged, const Task& task,
+                                                 const Int* offsets, Int begin, Int end) {
+    Int bytes = task.kv_heads * paged.head_dim * sizeof(T);
+    for (Int i = begin; i < end; ++i) {
+        Int offset = offsets[i] + task.kv_head * paged.head_dim;
+        for (Int byte = 0; byte < bytes; byte += 64) {
+            __builtin_prefetch((const char*)(paged.keys + offset) + byte, 0, 2);
+            __builtin_prefetch((const char*)(paged.values + offset) + byte, 0, 2);
+        }
+    }
+}
+
+// Attention of the queries in work.q [kv_heads × tokens × group][head_dim]: work.out, not yet
+// divided by work.sum. Reads of the cache what [begin, end) holds, and nothing else: the rest may
+// be anything. `next` is what this thread does then.
+template <class T>
+void attend(const Paged<T>& paged, const Task& task, const Task* next, Workspace<T>& work) {
+    Int rows = task.tokens * paged.group, dim = paged.head_dim, columns = paged.columns();
+    std::fill_n(work.out, task.kv_heads * rows * columns, 0.0f);
+    std::fill_n(work.peak, task.kv_heads * rows, -1e30f);
+    std::fill_n(work.sum, task.kv_heads * rows, 0.0f);
+    Int here[kKeys], then[kKeys], count = locate(paged, task, task.begin, here);
     for (Int first = task.begin; first < task.end; first += kKeys) {
-        Int count = std::min(kKeys, task.end - first);
-        for (Int i = 0, block = first / paged.block_size, in = first % paged.block_size; i < count;
-             ++i) {
-            Int slot = table[block] * paged.block_size + in;
-            offsets[i] = (slot * paged.kv_heads + task.kv_head) * dim;
-            if (++in == paged.block_size) in = 0, ++block;
+        const Task* after = first + kKeys < task.end ? &task : next;
+        Int coming = 0;
+        if (after)
+            coming = locate(paged, *after, after == &task ? first + kKeys : next->begin, then);
+        for (Int head = 0; head < task.kv_heads; ++head) {
+            Int from = (task.kv_head + head) * dim, base = head * rows;
+            pack_keys(paged.keys + from, here, count, dim, work.keys);
+            pack_values(paged.values + from, here, count, dim, work.values);
+            if (after)
+                fetch(paged, *after, then, coming * head / task.kv_heads,
+                      coming * (head + 1) / task.kv_heads);
+            for_row_blocks<T>(rows, [&](Int row, Tile<T> multiply, Int) {
+                for (Int key = 0; key < count; key += 32)
+                    multiply(work.q + (base + row) * dim, dim, work.keys + key * dim,
+                             dim / kStep<T>, work.scores + row * kKeys + key, kKeys, false,
+                             (const char*)work.keys);
+            });
+            for (Int row = 0; row < rows; ++row) {
+                Int visible = task.position + row / paged.group + 1 - first;
+                soften(work.scores + row * kKeys, std::clamp<Int>(visible, 0, count), paged.scale,
+                       work.weights + row * kKeys, work.out + (base + row) * columns, columns,
+                       work.peak[base + row], work.sum[base + row]);
+            }
+            for_row_blocks<T>(rows, [&](Int row, Tile<T> multiply, Int) {
+                for (Int column = 0; column < columns; column += 32)
+                    multiply(work.weights + row * kKeys, kKeys, work.values + column * kKeys,
+                             (count + kStep<T> - 1) / kStep<T>,
+                             work.out + (base + row) * columns + column, columns, true,
+                             (const char*)work.values);
+            });
         }
-        pack_keys(paged.keys, offsets, count, dim, work.keys);
-        pack_values(paged.values, offsets, count, dim, work.values);
-        for_row_blocks<T>(rows, [&](Int row, int, Tile<T> multiply, Int) {
-            for (Int key = 0; key < count; key += 32)
-                multiply(work.q + row * dim, dim, work.keys + key * dim, dim / kStep<T>,
-                         work.scores + row * kKeys + key, kKeys, false, (const char*)work.keys);
-        });
-        for (Int row = 0; row < rows; ++row) {
-            Int visible = task.position + row / paged.group + 1 - first;
-            soften(work.scores + row * kKeys, std::clamp<Int>(visible, 0, count), paged.scale,
-                   work.weights + row * kKeys, work.out + row * columns, columns, work.peak[row],
-                   work.sum[row]);
-        }
-        for_row_blocks<T>(rows, [&](Int row, int, Tile<T> multiply, Int) {
-            for (Int column = 0; column < columns; column += 32)
-                multiply(work.weights + row * kKeys, kKeys, work.values + column * kKeys,
-                         (count + kStep<T> - 1) / kStep<T>, work.out + row * columns + column,
-                         columns, true, (const char*)work.values);
-        });
+        std::copy_n(then, coming, here);
+        count = coming;
     }
 }
 
@@ -447,7 +500,7 @@ template <class T>
 void store(const Paged<T>& paged, const Task& task, const Workspace<T>& work, T* out,
            Int out_stride, float* partials) {
     Int dim = paged.head_dim, group = paged.group;
-    for (Int row = 0; row < task.tokens * group; ++row) {
+    for (Int row = 0; row < task.kv_heads * task.tokens * group; ++row) {
         const float* from = work.out + row * paged.columns();
         if (task.parts > 1) {
             float* to = partials + (task.partial * group + row) * (dim + 2);
@@ -455,8 +508,9 @@ void store(const Paged<T>& paged, const Task& task, const Workspace<T>& work, T*
             to[dim] = work.peak[row], to[dim + 1] = work.sum[row];
             continue;
         }
-        T* to = out + (task.token + row / group) * out_stride +
-                (task.kv_head * group + row % group) * dim;
+        Int token = task.token + row / group % task.tokens;
+        Int head = task.kv_head + row / group / task.tokens;
+        T* to = out + token * out_stride + (head * group + row % group) * dim;
         float factor = 1.0f / work.sum[row];
 #pragma omp simd
         for (Int i = 0; i < dim; ++i) to[i] = narrow<T>(from[i] * factor);
@@ -484,26 +538,33 @@ void join(const Paged<T>& paged, const Task& task, const float* partials, T* out
     }
 }
 
-// All threads of a team call this together; `query` fills work.q for a task.
-template <class T, class Query>
-void run_tasks(const Paged<T>& paged, const std::vector<Task>& tasks, T* out, Int out_stride,
-               float* partials, bool divided, Query query) {
-#pragma omp for schedule(dynamic, 1)
+// All threads of a team call this together, on q [tokens][heads × head_dim].
+template <class T>
+void run_tasks(const Paged<T>& paged, const std::vector<Task>& tasks, const T* q, Int q_stride,
+               T* out, Int out_stride, float* partials, bool divided) {
+    Int size = paged.group * paged.head_dim;
+    size_t threads = omp_get_num_threads();
+#pragma omp for schedule(static, 1)
     for (size_t i = 0; i < tasks.size(); ++i) {
-        Workspace<T> work(paged, tasks[i].tokens);
-        query(tasks[i], work);
-        attend(paged, tasks[i], work);
-        store(paged, tasks[i], work, out, out_stride, partials);
+        const Task& task = tasks[i];
+        Workspace<T> work(paged, task);
+        for (Int head = 0; head < task.kv_heads; ++head)
+            for (Int token = 0; token < task.tokens; ++token)
+                std::copy_n(q + (task.token + token) * q_stride + (task.kv_head + head) * size, size,
+                            work.q + (head * task.tokens + token) * size);
+        attend(paged, task, i + threads < tasks.size() ? &tasks[i + threads] : nullptr, work);
+        store(paged, task, work, out, out_stride, partials);
     }
     if (!divided) return;
 #pragma omp for schedule(static)
     for (size_t i = 0; i < tasks.size(); ++i)
-        if (tasks[i].parts > 1 && tasks[i].part == 0) join(paged, tasks[i], partials, out, out_stride);
+        if (tasks[i].parts > 1 && tasks[i].part == 0)
+            join(paged, tasks[i], partials, out, out_stride);
 }
 
 // ---- matrix products on packed weights ----------------------------------------------------------
 
-// Mirrored in step.py. packed: [ceil(n / 32)][k / 2][32][2], zeros behind n; bias: [n] or null.
+// Mirrored in library.py. packed: [ceil(n / 32)][k / 2][32][2], zeros behind n; bias: [n] or null.
 struct Matrix {
     const bf16* packed;
     const bf16* bias;
@@ -512,13 +573,12 @@ struct Matrix {
     Int groups() const { return (n + kColumns - 1) / kColumns; }
 };
 
-// out[rows][32] = x · one group of columns. While it is multiplied by the first and second block
-// of rows, the group that follows is fetched: else memory would idle through the later blocks.
-inline void multiply_group(const Matrix& w, Int group, const bf16* x, Int x_stride, Int rows,
-                           float* out) {
+// out[rows][32] = x · one group of columns + bias. While it is multiplied by the first and second
+// block of rows, the group that follows is fetched: else memory would idle through later blocks.
+void multiply_group(const Matrix& w, Int group, const bf16* x, Int x_stride, Int rows, float* out) {
     const bf16* packed = w.packed + group * w.k * kColumns;
     const char* next = (const char*)(packed + w.k * kColumns);
-    for_row_blocks<bf16>(rows, [&](Int row, int, Tile<bf16> multiply, Int block) {
+    for_row_blocks<bf16>(rows, [&](Int row, Tile<bf16> multiply, Int block) {
         const char* ahead = block < 2 ? next + block * w.k * kColumns : (const char*)packed;
         multiply(x + row * x_stride, x_stride, packed, w.k / 2, out + row * kColumns, kColumns,
                  false, ahead);
@@ -529,67 +589,68 @@ inline void multiply_group(const Matrix& w, Int group, const bf16* x, Int x_stri
             out[row * kColumns + i] += wide(w.bias[group * kColumns + i]);
 }
 
-inline float* columns_memory(Int rows) {
-    static thread_local std::vector<float> memory;
-    return grown(memory, 2 * rows * kColumns);
+// Calls use(first row, rows, group, first column, columns) for this thread's share of a product:
+// all groups of columns for some rows, then for the next.
+template <class Use>
+void for_share(const Matrix& w, Int rows, int thread, int threads, Use use) {
+    Range mine = share((rows + kChunk - 1) / kChunk * w.groups(), thread, threads);
+    for (Int unit = mine.begin; unit < mine.end; ++unit) {
+        Int row = unit / w.groups() * kChunk, group = unit % w.groups(), column = group * kColumns;
+        use(row, std::min(kChunk, rows - row), group, column, std::min<Int>(kColumns, w.n - column));
+    }
 }
 
 // This thread's part of y = x · wᵀ + bias.
 void multiply(const Matrix& w, const bf16* x, Int x_stride, Int rows, bf16* y, Int y_stride,
               int thread, int threads) {
-    float* out = columns_memory(rows);
-    Range mine = share(w.groups(), thread, threads);
-    for (Int group = mine.begin; group < mine.end; ++group) {
-        multiply_group(w, group, x, x_stride, rows, out);
-        Int count = std::min<Int>(kColumns, w.n - group * kColumns);
-        for (Int row = 0; row < rows; ++row) {
-            bf16* to = y + row * y_stride + group * kColumns;
+    alignas(64) float out[kChunk * kColumns];
+    for_share(w, rows, thread, threads, [&](Int row, Int count, Int group, Int column, Int columns) {
+        multiply_group(w, group, x + row * x_stride, x_stride, count, out);
+        for (Int r = 0; r < count; ++r) {
+            bf16* to = y + (row + r) * y_stride + column;
 #pragma omp simd
-            for (Int i = 0; i < count; ++i) to[i] = narrow<bf16>(out[row * kColumns + i]);
+            for (Int i = 0; i < columns; ++i) to[i] = narrow<bf16>(out[r * kColumns + i]);
         }
-    }
+    });
 }
 
 // This thread's part of y = silu(x · gateᵀ) · (x · upᵀ).
 void multiply_gated(const Matrix& gate, const Matrix& up, const bf16* x, Int x_stride, Int rows,
                     bf16* y, Int y_stride, int thread, int threads) {
-    float* gates = columns_memory(rows);
-    float* ups = gates + rows * kColumns;
-    Range mine = share(gate.groups(), thread, threads);
-    for (Int group = mine.begin; group < mine.end; ++group) {
-        multiply_group(gate, group, x, x_stride, rows, gates);
-        multiply_group(up, group, x, x_stride, rows, ups);
-        Int count = std::min<Int>(kColumns, gate.n - group * kColumns);
-        for (Int row = 0; row < rows; ++row) {
-            bf16* to = y + row * y_stride + group * kColumns;
-            const float *a = gates + row * kColumns, *b = ups + row * kColumns;
+    alignas(64) float gates[kChunk * kColumns], ups[kChunk * kColumns];
+    for_share(gate, rows, thread, threads,
+              [&](Int row, Int count, Int group, Int column, Int columns) {
+        multiply_group(gate, group, x + row * x_stride, x_stride, count, gates);
+        multiply_group(up, group, x + row * x_stride, x_stride, count, ups);
+        for (Int r = 0; r < count; ++r) {
+            bf16* to = y + (row + r) * y_stride + column;
+            const float *a = gates + r * kColumns, *b = ups + r * kColumns;
 #pragma omp simd
-            for (Int i = 0; i < count; ++i) to[i] = narrow<bf16>(silu(a[i]) * b[i]);
+            for (Int i = 0; i < columns; ++i) to[i] = narrow<bf16>(silu(a[i]) * b[i]);
         }
-    }
+    });
 }
 
 // This thread's best of x · wᵀ for each row. Logits are rounded as they would be if they were
 // stored, so that what ties there ties here.
 void multiply_argmax(const Matrix& w, const bf16* x, Int x_stride, Int rows, Best* best, int thread,
                      int threads) {
-    float* out = columns_memory(rows);
-    Range mine = share(w.groups(), thread, threads);
-    for (Int row = 0; row < rows; ++row) best[row] = {-INFINITY, 0};
-    for (Int group = mine.begin; group < mine.end; ++group) {
-        multiply_group(w, group, x, x_stride, rows, out);
-        Int count = std::min<Int>(kColumns, w.n - group * kColumns);
-        for (Int row = 0; row < rows; ++row) {
-            float* logits = out + row * kColumns;
+    alignas(64) float out[kChunk * kColumns];
+    std::fill_n(best, rows, Best{-INFINITY, 0});
+    for_share(w, rows, thread, threads, [&](Int row, Int count, Int group, Int column, Int columns) {
+        multiply_group(w, group, x + row * x_stride, x_stride, count, out);
+        for (Int r = 0; r < count; ++r) {
+            float* logits = out + r * kColumns;
+#pragma omp simd
             for (Int i = 0; i < kColumns; ++i) logits[i] = wide(narrow<bf16>(logits[i]));
-            update_best(logits, count, group * kColumns, best[row]);
+            update_best(logits, columns, column, best[row + r]);
         }
-    }
+    });
 }
 
-// ---- a decode step ------------------------------------------------------------------------------
+// ---- a whole pass -------------------------------------------------------------------------------
 
-// Mirrored in step.py, as is Model.
+// Mirrored in library.py, as are Model and Pass.
 struct Layer {
     const bf16 *input_norm, *post_norm, *q_norm, *k_norm;  // q_norm and k_norm may be null
     Matrix qkv[3], out, gate, up, down;                    // qkv: one matrix, or three
@@ -604,17 +665,37 @@ struct Model {
     Matrix head;
     Int num_layers, hidden, heads, kv_heads, head_dim, mlp, context, num_blocks, block_size;
     float epsilon, scale;
+
+    Int group() const { return heads / kv_heads; }
 };
 
-struct Rows {
-    Int count;
-    const Int *ids, *positions, *slots;
+struct Pass {  // batch.py says what they mean
+    Int tokens, rows, asked, width;
+    const Int *ids, *positions, *slots, *starts, *last;
     const int32_t *tables, *lengths;
-    Int width;
 };
 
-// What the threads of a step share. Row strides are a cache line longer than a row: rows that are a
-// power of two apart would fall into the same few places of the first-level cache.
+// Whether all that a pass names is there: memory outside of it must not be touched.
+bool valid(const Model& model, const Pass& pass) {
+    auto in = [](Int value, Int count) { return value >= 0 && value < count; };
+    for (Int i = 0; i < pass.tokens; ++i)
+        if (!in(pass.ids[i], model.head.n) || !in(pass.positions[i], model.context) ||
+            !in(pass.slots[i], model.num_blocks * model.block_size))
+            return false;
+    for (Int row = 0; row < pass.rows; ++row) {
+        if (!in(pass.starts[row + 1] - pass.starts[row] - 1, pass.lengths[row])) return false;
+        for (Int block = 0; block * model.block_size < pass.lengths[row]; ++block)
+            if (block >= pass.width ||
+                !in(pass.tables[row * pass.width + block], model.num_blocks))
+                return false;
+    }
+    for (Int i = 0; i < pass.asked; ++i)
+        if (!in(pass.last[i], pass.tokens)) return false;
+    return pass.starts[0] == 0 && pass.starts[pass.rows] == pass.tokens;
+}
+
+// What the threads share during a pass. Rows are a cache line further apart than they are long: a
+// power of two apart they would fall into the same few places of the first-level cache.
 struct Shared {
     Int hidden_stride, heads_stride, qkv_stride, mlp_stride;
     bf16 *residual, *x, *y, *attended, *qkv, *act;
@@ -622,129 +703,108 @@ struct Shared {
     std::vector<Task> tasks;
     bool divided;
 
-    Shared(const Model& model, const Rows& rows, int threads) {
+    Shared(const Model& model, const Pass& pass, int threads) {
         static thread_local std::vector<bf16> narrow_memory;
         static thread_local std::vector<float> wide_memory;
         Int query = model.heads * model.head_dim, kv = model.kv_heads * model.head_dim;
         hidden_stride = model.hidden + 32, heads_stride = query + 32;
         qkv_stride = query + 2 * kv + 32, mlp_stride = model.mlp + 32;
         Int row = 3 * hidden_stride + heads_stride + qkv_stride + mlp_stride;
-        residual = grown(narrow_memory, rows.count * row);
-        x = residual + rows.count * hidden_stride;
-        y = x + rows.count * hidden_stride;
-        attended = y + rows.count * hidden_stride;
-        qkv = attended + rows.count * heads_stride;
-        act = qkv + rows.count * qkv_stride;
-        Int count, group = model.heads / model.kv_heads;
-        tasks = plan(nullptr, rows.lengths, rows.count, model.kv_heads, group, threads, count);
+        residual = grown(narrow_memory, pass.tokens * row);
+        x = residual + pass.tokens * hidden_stride;
+        y = x + pass.tokens * hidden_stride;
+        attended = y + pass.tokens * hidden_stride;
+        qkv = attended + pass.tokens * heads_stride;
+        act = qkv + pass.tokens * qkv_stride;
+        Int count;
+        tasks = plan(pass.starts, pass.lengths, pass.rows, model.kv_heads, model.group(), threads,
+                     count);
         divided = count > 0;
-        partials = grown(wide_memory, count * group * (model.head_dim + 2));
+        partials = grown(wide_memory, count * model.group() * (model.head_dim + 2));
     }
 };
 
-// Attention of a layer: the task that reads a row's last key writes it first.
-void attend_layer(const Model& model, const Layer& layer, Int place, const Rows& rows, Shared& s) {
-    Int dim = model.head_dim, half = dim / 2, group = model.heads / model.kv_heads;
-    Int layer_size = model.num_blocks * model.block_size * model.kv_heads * dim;
-    bf16* keys = model.keys + place * layer_size;
-    bf16* values = model.values + place * layer_size;
-    Paged<bf16> paged{keys,           values, rows.tables, rows.width,  model.block_size,
-                      model.kv_heads, group,  dim,         model.scale};
-    run_tasks(paged, s.tasks, s.attended, s.heads_stride, s.partials, s.divided,
-              [&](const Task& task, Workspace<bf16>& work) {
-        const float* cos = model.cos + rows.positions[task.row] * half;
-        const float* sin = model.sin + rows.positions[task.row] * half;
-        auto turn = [&](const bf16* head, const bf16* norm, bf16* to) {
-            if (norm) norm_row(head, norm, dim, model.epsilon, to);
-            rotate_head(norm ? to : head, cos, sin, half, to);
-        };
-        const bf16* q = s.qkv + task.row * s.qkv_stride + task.kv_head * group * dim;
-        for (Int i = 0; i < group; ++i) turn(q + i * dim, layer.q_norm, work.q + i * dim);
-        if (task.part + 1 < task.parts) return;
-        const bf16* k = s.qkv + task.row * s.qkv_stride + (model.heads + task.kv_head) * dim;
-        Int to = (rows.slots[task.row] * model.kv_heads + task.kv_head) * dim;
-        turn(k, layer.k_norm, keys + to);
-        std::copy_n(k + model.kv_heads * dim, dim, values + to);
-    });
+// Turns a token's queries where they are, and its keys into the cache.
+void rotate_token(const Model& model, const Layer& layer, const Pass& pass, Int token, bf16* qkv,
+                  bf16* keys, bf16* values) {
+    Int dim = model.head_dim, kv_size = model.kv_heads * dim;
+    const float* cos = model.cos + pass.positions[token] * (dim / 2);
+    const float* sin = model.sin + pass.positions[token] * (dim / 2);
+    auto turn = [&](const bf16* head, const bf16* norm, bf16* to) {
+        if (norm) norm_row(head, norm, dim, model.epsilon, to);
+        rotate_head(norm ? to : head, cos, sin, dim / 2, to);
+    };
+    for (Int head = 0; head < model.heads; ++head)
+        turn(qkv + head * dim, layer.q_norm, qkv + head * dim);
+    const bf16* k = qkv + model.heads * dim;
+    for (Int head = 0; head < model.kv_heads; ++head)
+        turn(k + head * dim, layer.k_norm, keys + pass.slots[token] * kv_size + head * dim);
+    std::copy_n(k + kv_size, kv_size, values + pass.slots[token] * kv_size);
 }
 
-void run_layer(const Model& model, Int place, const Rows& rows, Shared& s, int thread, int threads) {
+void run_layer(const Model& model, Int place, const Pass& pass, Shared& s, int thread,
+               int threads) {
     const Layer& layer = model.layers[place];
-    Range mine = share(rows.count, thread, threads);
-    for (Int row = mine.begin; row < mine.end; ++row) {
-        bf16* residual = s.residual + row * s.hidden_stride;
+    Int dim = model.head_dim, tokens = pass.tokens, hidden = model.hidden;
+    Int layer_size = model.num_blocks * model.block_size * model.kv_heads * dim;
+    bf16 *keys = model.keys + place * layer_size, *values = model.values + place * layer_size;
+    Range mine = share(tokens, thread, threads);
+    for (Int token = mine.begin; token < mine.end; ++token) {
+        bf16* residual = s.residual + token * s.hidden_stride;
         if (place == 0)
-            std::copy_n(model.embedding + rows.ids[row] * model.hidden, model.hidden, residual);
+            std::copy_n(model.embedding + pass.ids[token] * hidden, hidden, residual);
         else
-            add_row(s.y + row * s.hidden_stride, residual, model.hidden);
-        norm_row(residual, layer.input_norm, model.hidden, model.epsilon,
-                 s.x + row * s.hidden_stride);
+            add_row(s.y + token * s.hidden_stride, residual, hidden);
+        norm_row(residual, layer.input_norm, hidden, model.epsilon, s.x + token * s.hidden_stride);
     }
 #pragma omp barrier
     for (Int part = 0, column = 0; part < layer.qkv_parts; column += layer.qkv[part++].n)
-        multiply(layer.qkv[part], s.x, s.hidden_stride, rows.count, s.qkv + column, s.qkv_stride,
+        multiply(layer.qkv[part], s.x, s.hidden_stride, tokens, s.qkv + column, s.qkv_stride,
                  thread, threads);
 #pragma omp barrier
-    attend_layer(model, layer, place, rows, s);  // ends with a barrier
-    multiply(layer.out, s.attended, s.heads_stride, rows.count, s.y, s.hidden_stride, thread,
-             threads);
+    for (Int token = mine.begin; token < mine.end; ++token)
+        rotate_token(model, layer, pass, token, s.qkv + token * s.qkv_stride, keys, values);
 #pragma omp barrier
-    for (Int row = mine.begin; row < mine.end; ++row) {
-        bf16* residual = s.residual + row * s.hidden_stride;
-        add_row(s.y + row * s.hidden_stride, residual, model.hidden);
-        norm_row(residual, layer.post_norm, model.hidden, model.epsilon,
-                 s.x + row * s.hidden_stride);
+    Paged<bf16> paged{keys,           values,        pass.tables, pass.width, model.block_size,
+                      model.kv_heads, model.group(), dim,         model.scale};
+    run_tasks(paged, s.tasks, s.qkv, s.qkv_stride, s.attended, s.heads_stride, s.partials,
+              s.divided);  // ends with a barrier
+    multiply(layer.out, s.attended, s.heads_stride, tokens, s.y, s.hidden_stride, thread, threads);
+#pragma omp barrier
+    for (Int token = mine.begin; token < mine.end; ++token) {
+        bf16* residual = s.residual + token * s.hidden_stride;
+        add_row(s.y + token * s.hidden_stride, residual, hidden);
+        norm_row(residual, layer.post_norm, hidden, model.epsilon, s.x + token * s.hidden_stride);
     }
 #pragma omp barrier
-    multiply_gated(layer.gate, layer.up, s.x, s.hidden_stride, rows.count, s.act, s.mlp_stride,
-                   thread, threads);
+    multiply_gated(layer.gate, layer.up, s.x, s.hidden_stride, tokens, s.act, s.mlp_stride, thread,
+                   threads);
 #pragma omp barrier
-    multiply(layer.down, s.act, s.mlp_stride, rows.count, s.y, s.hidden_stride, thread, threads);
+    multiply(layer.down, s.act, s.mlp_stride, tokens, s.y, s.hidden_stride, thread, threads);
 #pragma omp barrier
 }
 
-// Whether all that the rows name is there: memory outside of it must not be touched.
-bool valid(const Model& model, const Rows& rows) {
-    auto in = [](Int value, Int count) { return value >= 0 && value < count; };
-    for (Int row = 0; row < rows.count; ++row) {
-        if (!in(rows.ids[row], model.head.n) || !in(rows.positions[row], model.context) ||
-            !in(rows.slots[row], model.num_blocks * model.block_size))
-            return false;
-        for (Int block = 0; block * model.block_size < rows.lengths[row]; ++block)
-            if (block >= rows.width || !in(rows.tables[row * rows.width + block], model.num_blocks))
-                return false;
+// From the last layer's result to ids, or to hidden states, of the tokens that are asked for.
+void finish(const Model& model, const Pass& pass, Shared& s, Best* best, Int* next, bf16* hidden,
+            int thread, int threads) {
+    Range mine = share(pass.asked, thread, threads);
+    for (Int i = mine.begin; i < mine.end; ++i) {
+        bf16* residual = s.residual + pass.last[i] * s.hidden_stride;
+        add_row(s.y + pass.last[i] * s.hidden_stride, residual, model.hidden);
+        norm_row(residual, model.norm, model.hidden, model.epsilon,
+                 next ? s.x + i * s.hidden_stride : hidden + i * model.hidden);
     }
-    return true;
-}
-
-void run_step(const Model& model, const Rows& rows, int threads, Int* next, bf16* hidden) {
-    Shared s(model, rows, threads);
-    std::vector<Best> best(next ? rows.count * threads : 0);
-#pragma omp parallel num_threads(threads)
-    {
-        int thread = omp_get_thread_num(), team = omp_get_num_threads();
-        for (Int place = 0; place < model.num_layers; ++place)
-            run_layer(model, place, rows, s, thread, team);
-        Range mine = share(rows.count, thread, team);
-        for (Int row = mine.begin; row < mine.end; ++row) {
-            bf16* residual = s.residual + row * s.hidden_stride;
-            add_row(s.y + row * s.hidden_stride, residual, model.hidden);
-            norm_row(residual, model.norm, model.hidden, model.epsilon,
-                     next ? s.x + row * s.hidden_stride : hidden + row * model.hidden);
-        }
-        if (next) {
+    if (!next) return;
 #pragma omp barrier
-            multiply_argmax(model.head, s.x, s.hidden_stride, rows.count,
-                            best.data() + thread * rows.count, thread, team);
+    multiply_argmax(model.head, s.x, s.hidden_stride, pass.asked, best + thread * pass.asked,
+                    thread, threads);
 #pragma omp barrier
-            for (Int row = mine.begin; row < mine.end; ++row) {  // threads hold ascending columns
-                Best first = best[row];
-                for (int other = 1; other < team; ++other)
-                    if (best[other * rows.count + row].value > first.value)
-                        first = best[other * rows.count + row];
-                next[row] = first.index;
-            }
-        }
+    for (Int i = mine.begin; i < mine.end; ++i) {  // later threads hold later columns
+        Best first = best[i];
+        for (int other = 1; other < threads; ++other)
+            if (best[other * pass.asked + i].value > first.value)
+                first = best[other * pass.asked + i];
+        next[i] = first.index;
     }
 }
 
@@ -822,12 +882,7 @@ void attention(const T* q, Int q_stride, const T* keys, const T* values, const i
     std::vector<Task> tasks = plan(starts, lengths, rows, kv_heads, group, threads, count);
     std::vector<float> partials(count * group * (dim + 2));
 #pragma omp parallel num_threads(threads)
-    run_tasks(paged, tasks, out, heads * dim, partials.data(), count > 0,
-              [&](const Task& task, Workspace<T>& work) {
-        for (Int token = 0; token < task.tokens; ++token)
-            std::copy_n(q + (task.token + token) * q_stride + task.kv_head * group * dim,
-                        group * dim, work.q + token * group * dim);
-    });
+    run_tasks(paged, tasks, q, q_stride, out, heads * dim, partials.data(), count > 0);
 }
 
 }  // namespace
@@ -861,19 +916,24 @@ void pack_matrix(const bf16* weight, Int n, Int k, bf16* packed, int threads) {
 
 void multiply_packed(const Matrix* w, const bf16* x, Int x_stride, Int rows, bf16* y, Int y_stride,
                      int threads) {
-    constexpr Int most = 8 * kTileRows;  // so many rows of x stay in the second-level cache
 #pragma omp parallel num_threads(threads)
-    for (Int row = 0; row < rows; row += most)
-        multiply(*w, x + row * x_stride, x_stride, std::min(most, rows - row), y + row * y_stride,
-                 y_stride, omp_get_thread_num(), omp_get_num_threads());
+    multiply(*w, x, x_stride, rows, y, y_stride, omp_get_thread_num(), omp_get_num_threads());
 }
 
-// One token for each row. `next` [rows] takes the next ids; where it is null, `hidden`
-// [rows, hidden] takes what the head would multiply. Returns 0, and does nothing, for rows that
-// name what is not there.
-int decode_step(const Model* model, const Rows* rows, int threads, Int* next, bf16* hidden) {
-    if (!valid(*model, *rows)) return 0;
-    run_step(*model, *rows, threads, next, hidden);
+// A pass from ids to ids. `next` [asked] takes the ids that follow; where it is null, `hidden`
+// [asked, hidden] takes what the head would multiply. Returns 0, and does nothing, for a pass that
+// names what is not there.
+int run_pass(const Model* model, const Pass* pass, int threads, Int* next, bf16* hidden) {
+    if (!valid(*model, *pass)) return 0;
+    Shared shared(*model, *pass, threads);
+    std::vector<Best> best(next ? pass->asked * threads : 0);
+#pragma omp parallel num_threads(threads)
+    {
+        int thread = omp_get_thread_num(), team = omp_get_num_threads();
+        for (Int place = 0; place < model->num_layers; ++place)
+            run_layer(*model, place, *pass, shared, thread, team);
+        finish(*model, *pass, shared, best.data(), next, hidden, thread, team);
+    }
     return 1;
 }
 

@@ -15,8 +15,9 @@ from headway.engines.paged.native.library import Library, check, rows_of
 from headway.engines.paged.native.packing import Packer
 from headway.engines.paged.weights import Linear
 
-# Up to so many rows our matrix product is the faster one; oneDNN's is beyond.
-SMALL_ROWS = 64
+# With AVX512-BF16 our matrix product is the faster one at any number of rows; where there are
+# matrix units (AMX), which it does not use, oneDNN's is beyond so many.
+SMALL_ROWS = 32
 
 
 class NativeOps:
@@ -29,11 +30,14 @@ class NativeOps:
         self.packer = Packer(library)
 
     def pack(self, weight: Tensor, bias: Tensor | None) -> Linear:
-        """Keep a bf16 weight twice: for few rows in our order, for many in oneDNN's."""
-        large = prepacked(weight, bias)
+        """Keep a bf16 weight in our order, in oneDNN's, or in both, for few rows and for many."""
         if weight.dtype != torch.bfloat16 or not self.library.fast_bf16 or weight.shape[1] % 2:
-            return large
-        return SmallOrLarge(self.packer, weight, bias, large)
+            return prepacked(weight, bias)
+        small = PackedLinear(self.packer, weight, bias)
+        if not has_matrix_units():
+            return small
+        large = prepacked(weight, bias)
+        return lambda x: small(x) if len(x) <= SMALL_ROWS else large(x)
 
     def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         """Normalise the last dimension of [rows, size] or [rows, heads, size]."""
@@ -159,16 +163,14 @@ class NativeAttention:
         return out
 
 
-class SmallOrLarge:
-    """A matrix product that takes our kernel for few rows and another for many."""
+class PackedLinear:
+    """A matrix product with a weight in our order; packed when it is first used."""
 
-    def __init__(self, packer: Packer, weight: Tensor, bias: Tensor | None, large: Linear) -> None:
-        self._packer, self._weight, self._bias, self._large = packer, weight, bias, large
+    def __init__(self, packer: Packer, weight: Tensor, bias: Tensor | None) -> None:
+        self._packer, self._weight, self._bias = packer, weight, bias
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return x [rows, in] times the weight."""
-        if len(x) > SMALL_ROWS:
-            return self._large(x)
         packed = self._packer.pack(self._weight, self._bias)
         x, (rows, size) = rows_of(x), x.shape
         if x.dtype != torch.bfloat16 or size != packed.matrix.k:
@@ -179,6 +181,12 @@ class SmallOrLarge:
             torch.get_num_threads(),
         )  # fmt: skip
         return out
+
+
+def has_matrix_units() -> bool:
+    """Whether the processor multiplies bf16 tiles (AMX); a torch that cannot say has none."""
+    asked = getattr(torch.cpu, "_is_amx_tile_supported", None)
+    return bool(asked and asked())
 
 
 def prepacked(weight: Tensor, bias: Tensor | None) -> Linear:

@@ -35,7 +35,7 @@ class Layer(ctypes.Structure):
 
 
 class Model(ctypes.Structure):
-    """What a decode step reads of a model and its cache."""
+    """What a pass reads of a model and its cache."""
 
     _fields_ = (
         ("layers", POINTER(Layer)),
@@ -48,13 +48,13 @@ class Model(ctypes.Structure):
     )
 
 
-class Rows(ctypes.Structure):
-    """The rows of a decode step."""
+class Pass(ctypes.Structure):
+    """What a Batch passes."""
 
     _fields_ = (
-        ("count", INT),
-        *((name, POINTER_) for name in ("ids", "positions", "slots", "tables", "lengths")),
-        ("width", INT),
+        *((name, INT) for name in ("tokens", "rows", "asked", "width")),
+        *((name, POINTER_) for name in ("ids", "positions", "slots", "starts", "last")),
+        *((name, POINTER_) for name in ("tables", "lengths")),
     )
 
 
@@ -86,8 +86,8 @@ class Library:
         self.multiply_packed = _prototype(
             dll.multiply_packed, [POINTER(Matrix), POINTER_, INT, INT, POINTER_, INT, c_int]
         )
-        self.decode_step = _prototype(
-            dll.decode_step, [POINTER(Model), POINTER(Rows), c_int, POINTER_, POINTER_], c_int
+        self.run_pass = _prototype(
+            dll.run_pass, [POINTER(Model), POINTER(Pass), c_int, POINTER_, POINTER_], c_int
         )
 
     def table(self, dtype: torch.dtype) -> dict[str, Callable[..., Any]]:

@@ -1,15 +1,15 @@
-"""A whole decode step in one call: token ids in, token ids out, no Python in between."""
+"""A whole pass in one call: token ids in, token ids out, no Python in between."""
 
 from __future__ import annotations
 
-from ctypes import byref
+from ctypes import addressof, byref, c_int64
 
 import torch
 from torch import Tensor
 
 from headway.engines.paged.batch import Batch, Cache
 from headway.engines.paged.native.kernels import check_tables
-from headway.engines.paged.native.library import Layer, Library, Matrix, Model, Rows, check
+from headway.engines.paged.native.library import Layer, Library, Matrix, Model, Pass, check
 from headway.engines.paged.native.packing import Packer, advise_huge_pages
 from headway.engines.paged.weights import Layer as LayerWeights
 from headway.engines.paged.weights import Projection, Weights
@@ -17,19 +17,17 @@ from headway.engines.paged.weights import Projection, Weights
 COLUMNS = 32  # outputs that are packed together
 
 
-class DecodeStep:
-    """A bf16 model and its cache, ready to decode one token for up to `max_rows` rows at a time."""
+class Step:
+    """A bf16 model and its cache, as the native kernels pass them."""
 
     def __init__(
-        self, library: Library, weights: Weights, cache: Cache, max_rows: int,
-        packer: Packer | None = None,
-    ) -> None:  # fmt: skip
+        self, library: Library, weights: Weights, cache: Cache, packer: Packer | None = None
+    ) -> None:
         """Pack the weights, those apart that `packer` has packed before.
 
         Raises ValueError where a weight or the cache is not bf16, or a size is odd.
         """
         self._library, self._weights, self._cache = library, weights, cache
-        self._max_rows = max_rows
         self._packer = packer or Packer(library)
         self._kept: list[Tensor] = []
         shape = weights.shape
@@ -67,44 +65,50 @@ class DecodeStep:
         )
 
     def __call__(self, batch: Batch, want_hidden: bool = False) -> Tensor:
-        """Pass one token a row, fill the cache.
+        """Pass a batch, decoding rows or prompts or both, and fill the cache.
 
-        Returns the next ids [R] int64, each the first of its row's largest logits, or with
-        `want_hidden` what the head would multiply, [R, hidden_size]. Raises ValueError for a pass
-        that is no decode step, or that is larger than `max_rows`.
+        Returns the next ids [S] int64 of the tokens that are asked for, each the first of its
+        largest logits, or with `want_hidden` what the head would multiply, [S, hidden_size].
+        Raises ValueError for a pass that names what is not there.
         """
-        rows = batch.num_rows
-        if rows != batch.num_tokens or rows > self._max_rows:
-            raise ValueError(
-                f"a decode step has one token a row and up to {self._max_rows} rows, "
-                f"not {batch.num_tokens} tokens in {rows}"
-            )
-        check_tables(batch, self._cache.block_size)
-        ids, positions, slots = (
-            check(one, torch.int64, (rows,), name).data_ptr()
-            for name in ("ids", "positions", "slots")
-            for one in [getattr(batch, name)]
-        )
-        sizes = (rows, self._weights.shape.hidden_size)
-        hidden = torch.empty(sizes, dtype=torch.bfloat16) if want_hidden else None
-        chosen = None if want_hidden else torch.empty(rows, dtype=torch.int64)
-        tables = batch.block_tables
-        passed = Rows(
-            rows, ids, positions, slots, tables.data_ptr(), batch.context_lens.data_ptr(),
-            tables.shape[1],
-        )  # fmt: skip
-        done = self._library.decode_step(
+        passed = self._pass(batch)
+        asked = len(batch.last)
+        made = torch.empty(asked, dtype=torch.int64)
+        if want_hidden:
+            made = torch.empty(asked, self._weights.shape.hidden_size, dtype=torch.bfloat16)
+        done = self._library.run_pass(
             byref(self._model),
             byref(passed),
             torch.get_num_threads(),
-            None if chosen is None else chosen.data_ptr(),
-            None if hidden is None else hidden.data_ptr(),
+            None if want_hidden else made.data_ptr(),
+            made.data_ptr() if want_hidden else None,
         )
         if not done:
-            raise ValueError("a row of the pass has an id, position, slot or block that is none")
-        made = hidden if chosen is None else chosen
-        assert made is not None
+            raise ValueError(
+                "the pass names what is not there: an id, position, slot, block or place"
+            )
         return made
+
+    def _pass(self, batch: Batch) -> Pass:
+        """Return the batch as C reads it; what the numbers in it say is looked at there."""
+        check_tables(batch, self._cache.block_size)
+        tokens, asked, tables = batch.num_tokens, len(batch.last), batch.block_tables
+        starts = (c_int64 * len(batch.starts))(*batch.starts)
+        passed = Pass(
+            tokens=tokens,
+            rows=batch.num_rows,
+            asked=asked,
+            width=tables.shape[1],
+            ids=check(batch.ids, torch.int64, (tokens,), "ids").data_ptr(),
+            positions=check(batch.positions, torch.int64, (tokens,), "positions").data_ptr(),
+            slots=check(batch.slots, torch.int64, (tokens,), "slots").data_ptr(),
+            starts=addressof(starts),
+            last=check(batch.last, torch.int64, (asked,), "last").data_ptr(),
+            tables=tables.data_ptr(),
+            lengths=batch.context_lens.data_ptr(),
+        )
+        passed.kept = starts
+        return passed
 
     def _layer(self, layer: LayerWeights) -> Layer:
         shape = self._weights.shape

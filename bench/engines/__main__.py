@@ -43,7 +43,9 @@ def main(argv: Sequence[str]) -> int:
         options = _options(given)
         if given.night is None:
             folder = work.measure(options)
-            beside = work.look_beside(folder, options, not given.no_profile, sys.stderr.write)
+            beside = work.Beside()
+            if not given.no_beside:
+                beside = work.look_beside(folder, options, sys.stderr.write)
         else:
             folder, beside = given.night, work.read_beside(given.night)
         results = work.read(folder)
@@ -53,7 +55,7 @@ def main(argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         sys.stderr.write(f"engines: interrupted; `{_again(given)}` carries the night on\n")
         return 3
-    asked = options.engines if given.night is None else ()
+    asked = options.engines if given.night is None or given.engines else ()
     found = rows(results, beside.machine, asked)
     device = "cuda" if results.machine.gpu_driver else "cpu"
     reached = goals.goals(found, device, goals.engine_lines(OURS))
@@ -122,7 +124,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--night", type=Path, metavar="DIR", help="read this night again; nothing is measured")
     add("--unverified", action="store_true", help="outputs are not verified: half the time or so")
     add("--naive-everywhere", action="store_true", help="hf_naive beyond 8 in flight as well")
-    add("--no-profile", action="store_true", help="do not ask where the time of a step goes")
+    add("--no-beside", action="store_true", help="no bandwidth, and not where a step's time goes")
     return parser
 
 

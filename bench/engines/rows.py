@@ -32,8 +32,10 @@ class Machine:
 
 
 def rows(results: Results, machine: Machine, engines: Sequence[str] = ()) -> list[Row]:
-    """Return a row for each engine of the suite (and each of `engines`), workload and level."""
-    names = dict.fromkeys((*engines, *(i.name for i in results.suite.instances)))
+    """Return a row for each of `engines`, or of those that the night set out to measure."""
+    expected = {instance for instance, _, _ in results.expected}
+    own = [i.name for i in results.suite.instances if i.name in expected]
+    names = engines or (*own, *results.suite.left_out)
     found = []
     for workload in results.suite.workloads:
         for level in workload.levels:

@@ -108,13 +108,26 @@ def measure(options: Options) -> Path:
     """Run the night; returns its folder. Raises BenchError where there is none to read."""
     options.folder.mkdir(parents=True, exist_ok=True)
     before = {path: _age(path) for path in _nights(options.folder)}
-    paths = [str(BENCH), os.environ.get("PYTHONPATH", "")]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    done = subprocess.run(command(options), env=env, stdout=sys.stderr, check=False)
+    status = _run(command(options))
     written = [path for path in _nights(options.folder) if _age(path) != before.get(path)]
-    if done.returncode == USAGE or not written:
-        raise BenchError(f"headway run ended with exit status {done.returncode}; see above")
+    if status == USAGE or not written:
+        raise BenchError(f"headway run ended with exit status {status}; see above")
     return max(written, key=_age)
+
+
+def _env() -> dict[str, str]:
+    paths = os.pathsep.join(filter(None, (str(BENCH), os.environ.get("PYTHONPATH"))))
+    return {**os.environ, "PYTHONPATH": paths}
+
+
+def _run(words: Sequence[str]) -> int:
+    """Run a command to its end; an interrupt reaches it too, and it is waited for then as well."""
+    process = subprocess.Popen(words, env=_env(), stdout=sys.stderr)
+    try:
+        return process.wait()
+    except KeyboardInterrupt:
+        process.wait()
+        raise
 
 
 def _nights(folder: Path) -> list[Path]:
@@ -144,7 +157,7 @@ def read_beside(folder: Path) -> Beside:
         raise BenchError(f"{path} cannot be read: {error}") from error
 
 
-def look_beside(folder: Path, options: Options, profile: bool, say: Say) -> Beside:
+def look_beside(folder: Path, options: Options, say: Say) -> Beside:
     """Measure what a night does not, and keep it with the night."""
     results, device = read(folder), find_device(options.device)
     rates = _told(device, "rates", ["--device", device], say)
@@ -152,7 +165,7 @@ def look_beside(folder: Path, options: Options, profile: bool, say: Say) -> Besi
         step_bytes=_step_bytes(results, say),
         bandwidth_bytes_per_s=rates.get("bandwidth_bytes_per_s"),
         matrix_flops=rates.get("matrix_flops"),
-        profile=_profile(results, options, device, say) if profile else {},
+        profile=_profile(results, options, device, say),
     )
     text = json.dumps(asdict(found), indent=1, allow_nan=False)
     (folder / BESIDE).write_text(text + "\n", encoding="utf-8")
@@ -190,7 +203,7 @@ def _told(device: str, module: str, words: Sequence[str], say: Say) -> dict[str,
         python = python_for("reference", say=say)
         done = subprocess.run(
             [str(python), str(BOOT), module, *words],
-            env={**os.environ, "PYTHONPATH": str(BENCH)},
+            env=_env(),
             capture_output=True,
             text=True,
             timeout=PROFILE_LIMIT_S,

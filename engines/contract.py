@@ -8,7 +8,7 @@ end of a socket, or an engine that needs no process (`fake`).
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import (
     TYPE_CHECKING,
@@ -46,6 +46,14 @@ class Submission:
     top_p: float = 1.0
     seed: int | None = None
     salt: str | None = None
+
+    def ends_with(
+        self, token: int, num_tokens: int, eos_ids: Collection[int]
+    ) -> FinishReason | None:
+        """Return why `token`, the output's `num_tokens`th, is its last; None where it is not."""
+        if token in eos_ids and not self.ignore_eos:
+            return "stop"
+        return "length" if num_tokens >= self.max_tokens else None
 
 
 @dataclass(frozen=True, slots=True)

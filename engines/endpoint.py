@@ -24,6 +24,8 @@ from headway.engines.supervise import descendants
 HEALTH_TIMEOUT_S = 2.0
 # Between an engine's last answer and the end of its processes.
 ENDING_S = 2.0
+# The same where it answers that it cannot say who it is: of several processes, one may have died.
+PARTING_S = 10.0
 MEMORY = "ran out of memory"
 # What allocators of the host and of a GPU, and servers that plan with memory, end with.
 _OUT_OF_MEMORY = re.compile(
@@ -185,6 +187,10 @@ class Endpoint:
         """Read back who answers; raises LaunchError, OSError when nobody does."""
         try:
             return self.launcher.info(self)
+        except (LaunchError, OSError) as error:
+            if self.ours and self.ends_within(PARTING_S):
+                raise self.died("when it was asked who it is") from error
+            raise
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             message = f"{self.spec.instance} describes itself otherwise than {self.spec.kind} does"
             raise LaunchError("no_info", f"{message}: {type(error).__name__} {error}") from error

@@ -24,6 +24,7 @@ from headway.engines.container import command as run_command
 from headway.engines.endpoint import Endpoint, tail
 from headway.engines.launcher import HERE, Launcher, LaunchError, LaunchSpec
 from headway.engines.servers import launcher_of
+from headway.engines.supervise import end_session
 
 __all__ = ["HERE", "Endpoint", "LaunchError", "LaunchSpec", "launched", "port_owners", "tail"]
 
@@ -106,6 +107,8 @@ def _stop(supervisor: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         supervisor.kill()  # its child then dies with it, by its parent-death signal
         supervisor.wait()
+    if supervisor.returncode < 0:  # killed, by us or by a stranger: it ended nothing any more
+        end_session(supervisor.pid)
 
 
 def _choose_port(spec: LaunchSpec) -> int:

@@ -2,13 +2,14 @@
 
     python supervise.py [--cpus=2,3] [--after=JSON] COMMAND [ARGUMENT ...]
 
-With a pipe on standard input. The command gets a session of its own, and the cores that `--cpus`
-names. When standard input closes (its owner stopped it, or was killed) the whole process group is
+With a pipe on standard input. The command gets a process group of its own, and the cores that
+`--cpus` names. When standard input closes (its owner stopped it, or was killed) the whole group is
 asked to end, then killed after a grace period; processes that left the group are found, because
 orphans of this process come back to it (a subreaper, on Linux). Then the command `--after`, a JSON
 list, is run: it ends what was started elsewhere, such as a container, whose processes are no
 children of the one who asked for it. Ends with the command's own status; 128 + the signal when a
-signal ended it.
+signal ended it. If this process is itself killed its child is, too; what the child had started is
+left to whoever started us, who finds it in our session (`end_session`).
 """
 
 from __future__ import annotations
@@ -51,6 +52,30 @@ def descendants(pid: int) -> list[int]:
             for child in map(int, task.read_text().split()):
                 found += [child, *descendants(child)]
     return found
+
+
+def end_session(leader: int, timeout_s: float = 5.0) -> None:
+    """Kill what is left of a session whose leader has ended, until nothing is.
+
+    While one process of it lives no other process gets the leader's number.
+    """
+    deadline = time.monotonic() + timeout_s
+    while (rest := _session(leader)) and time.monotonic() < deadline:
+        for pid in rest:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.05)
+
+
+def _session(leader: int) -> list[int]:
+    """Return the processes of a session that still run; none where its leader does, or its heir."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, _, _, session = path.read_text().rpartition(")")[2].split()[:4]
+            if int(session) == leader and state != "Z":
+                found.append(int(path.parent.name))
+    return [] if leader in found else found
 
 
 def _wait_for_end(child: subprocess.Popen[bytes], wakeup: int) -> None:
@@ -111,7 +136,7 @@ def main(command: list[str]) -> int:
     die_with_us = partial(_die_with, os.getpid())
     try:
         child = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=die_with_us
+            command, stdin=subprocess.DEVNULL, process_group=0, preexec_fn=die_with_us
         )
     except OSError as error:
         sys.stderr.write(f"{command[0]} cannot be started: {error.strerror}\n")

@@ -18,8 +18,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from headway.engines.endpoint import Endpoint
 from headway.engines.fake import MODEL
 from headway.engines.launch import HERE, LaunchError, LaunchSpec, launched, port_owners
+from headway.engines.servers import launcher_of
 from headway.engines.supervise import descendants
 
 SUPERVISE = Path(__file__).parents[1] / "engines" / "supervise.py"
@@ -91,6 +93,24 @@ def test_an_engine_is_ready_and_leaves_nothing(tmp_path: Path) -> None:
     assert pids
     assert all(gone(pid) for pid in pids)
     assert port_owners(port) == set()
+
+
+def test_one_that_answers_wrongly_because_it_is_dying_has_died(tmp_path: Path) -> None:
+    """Of a server of several processes one was killed: the other answers 500, and ends then."""
+    asked = spec(tmp_path)
+    asked.log.write_text("the engine core is gone\n")
+    for dies, kind in ((True, "died_loading"), (False, "no_info")):
+        words = ["sleep", "0.5" if dies else "600"]
+        with stranger(status=500) as port, subprocess.Popen(words) as process:
+            url = f"http://127.0.0.1:{port}"
+            endpoint = Endpoint(asked, launcher_of("fake"), url, process, time.monotonic())
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr("headway.engines.endpoint.PARTING_S", 10.0 if dies else 0.1)
+                with pytest.raises(LaunchError) as caught:
+                    endpoint.info()
+            process.kill()
+        assert caught.value.kind == kind
+    assert "answered 500" in str(caught.value)
 
 
 def test_a_port_in_use_fails_before_the_launch(tmp_path: Path) -> None:
@@ -175,6 +195,27 @@ def test_a_python_that_is_not_there_is_said(tmp_path: Path) -> None:
     with pytest.raises(LaunchError, match="no-such-python cannot be started"):
         with launched(spec(tmp_path, python=Path("/no-such-python"))):
             pass
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="sessions are found through /proc")
+def test_what_a_killed_supervisor_left_is_ended(tmp_path: Path) -> None:
+    """Its child dies with it, and what that has started, as vLLM its engine core, does not."""
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nsleep 600 &\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    with launched(spec(tmp_path, python=python)) as endpoint:
+        (supervisor,) = named(b"supervise.py", descendants(os.getpid()))
+        (sleeper,) = named(b"sleep", endpoint.pids())
+        os.kill(supervisor, signal.SIGKILL)
+        assert endpoint.ends_within(10.0)
+        assert not gone(sleeper, 0.2)
+    assert gone(sleeper)
+
+
+def named(word: bytes, pids: list[int]) -> list[int]:
+    """Those of the processes that have a word in their command that ends so."""
+    commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0") for pid in pids}
+    return [pid for pid, words in commands.items() if any(w.endswith(word) for w in words)]
 
 
 STUBBORN = """

@@ -171,7 +171,8 @@ def test_a_night_on_smollm2_is_verified_token_for_token(workspace: Any) -> None:
     done = workspace.run("run", "llama")
     assert done.code == 0, done.text
     _, results = night.read(done.night)
-    assert {pair.banned for pair in correctness.pairs(results, "smollm2_135m")} == {(0, 2)}
+    (banned,) = {pair.banned for pair in correctness.pairs(results, "smollm2_135m")}
+    assert {0, 2} <= set(banned)  # and what it takes for an end by its text, as <reponame>
     for run in results.runs:
         found = correctness.equality(results, run.case)
         assert found.wrong == found.unverified == ()

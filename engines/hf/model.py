@@ -14,13 +14,12 @@ import transformers
 from transformers import DynamicCache, PreTrainedModel
 
 from headway import __version__
-from headway.core import EngineInfo, FinishReason
+from headway.core import EngineInfo
+from headway.engines import sampling
 from headway.engines.contract import Output, Submission
 from headway.engines.models.folder import ModelFolder
 from headway.engines.models.loading import load
-
-# Below it sampling is greedy in all but name, and a division by it may not be finite in fp32.
-MIN_TEMPERATURE = 1e-5
+from headway.engines.sampling import Sampler
 
 
 @dataclass(slots=True)
@@ -37,7 +36,7 @@ class Row:
     """A request in work. `over` rows are computed on, where others need the batch, and unheard."""
 
     submission: Submission
-    generator: torch.Generator | None
+    sampler: Sampler | None
     last_token: int = 0
     num_tokens: int = 0
     over: bool = False
@@ -46,11 +45,7 @@ class Row:
         """Count a token that was chosen for this row and return what leaves."""
         self.last_token = token
         self.num_tokens += 1
-        reason: FinishReason | None = None
-        if token in eos_ids and not self.submission.ignore_eos:
-            reason = "stop"
-        elif self.num_tokens >= self.submission.max_tokens:
-            reason = "length"
+        reason = self.submission.ends_with(token, self.num_tokens, eos_ids)
         self.over = reason is not None
         return Output(self.submission.id, (token,), reason)
 
@@ -80,15 +75,8 @@ def load_model(
 
 
 def start_row(model: LoadedModel, submission: Submission) -> Row:
-    """Return a new row; one that samples has its own generator: neighbours do not matter."""
-    if submission.temperature < MIN_TEMPERATURE:
-        return Row(submission, None)
-    generator = torch.Generator(device=model.device)
-    if submission.seed is None:
-        generator.seed()
-    else:
-        generator.manual_seed(submission.seed)
-    return Row(submission, generator)
+    """Return a new row for a request."""
+    return Row(submission, Sampler.of(submission, model.device))
 
 
 def prefill(model: LoadedModel, prompts: Sequence[Sequence[int]]) -> tuple[Passed, torch.Tensor]:
@@ -131,27 +119,10 @@ def _forward(model: LoadedModel, passed: Passed, ids: torch.Tensor) -> torch.Ten
 
 
 def choose(logits: torch.Tensor, rows: Sequence[Row]) -> list[int]:
-    """Return the next token of each row: the first of the largest fp32 logits, or a sample."""
-    logits = logits.float()
-    tokens: list[int] = logits.argmax(dim=-1).tolist()
-    for place, row in enumerate(rows):
-        if row.generator is not None and not row.over:
-            tokens[place] = _sample(logits[place], row.submission, row.generator)
+    """Return the next token of each row; nothing is drawn for those that are over."""
+    samplers = [None if row.over else row.sampler for row in rows]
+    tokens: list[int] = sampling.choose(logits, samplers).tolist()
     return tokens
-
-
-def _sample(logits: torch.Tensor, submission: Submission, generator: torch.Generator) -> int:
-    # Relative to the largest, so that nothing overflows.
-    weights = torch.softmax((logits - logits.max()) / submission.temperature, dim=-1)
-    if submission.top_p < 1:
-        largest, order = weights.sort(descending=True, stable=True)
-        before = largest.cumsum(dim=-1) - largest
-        # The smallest set that reaches top_p: a token stays if those before it do not.
-        weights = torch.zeros_like(weights)
-        kept = before < submission.top_p
-        kept[0] = True  # also where top_p is 0 in fp32
-        weights[order] = torch.where(kept, largest, 0.0)
-    return int(torch.multinomial(weights, 1, generator=generator))
 
 
 def describe(kind: str, model: LoadedModel, settings: Mapping[str, object]) -> EngineInfo:

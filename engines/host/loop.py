@@ -39,6 +39,7 @@ from headway.engines.models.folder import ModelError, ModelFolder
 KINDS: Mapping[str, str] = {
     "hf_naive": "headway.engines.hf:HfNaive",
     "hf_static": "headway.engines.hf:HfStatic",
+    "paged": "headway.engines.paged:Paged",
     "vllm": "headway.engines.vllm.asynchronous:Vllm",
     "vllm_offline": "headway.engines.vllm.offline:VllmOffline",
 }

@@ -8,7 +8,7 @@ number here; no sequence is seen below this file.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -27,12 +27,12 @@ class Cache:
     @property
     def num_blocks(self) -> int:
         """How many blocks there are."""
-        return self.keys.shape[1]
+        return int(self.keys.shape[1])
 
     @property
     def block_size(self) -> int:
         """How many tokens a block holds."""
-        return self.keys.shape[2]
+        return int(self.keys.shape[2])
 
     def layer(self, place: int) -> tuple[Tensor, Tensor]:
         """Return one layer's keys and values, each [num_blocks, block_size, kv_heads, head_dim]."""
@@ -70,6 +70,26 @@ class Batch:
         """Tokens in the pass."""
         return self.starts[-1]
 
+    def to(self, device: torch.device) -> Batch:
+        """Return the same with its tensors on a device; nothing waits for it."""
+        names = ("ids", "positions", "slots", "block_tables", "context_lens", "last")
+        moved = {name: getattr(self, name).to(device, non_blocking=True) for name in names}
+        return replace(self, **moved)
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """Tokens that the pass before chose, on the device: rows of this pass that begin with them."""
+
+    chosen: Tensor
+    rows: tuple[int, ...]
+    places: tuple[int, ...]
+
+    def fill(self, ids: Tensor) -> Tensor:
+        """Put them into a pass's ids, in place; only rows that decode have one, and come first."""
+        rows, places = torch.tensor([self.rows, self.places]).to(ids.device, non_blocking=True)
+        return ids.index_copy_(0, rows, self.chosen[places])
+
 
 @dataclass(frozen=True, slots=True)
 class RowPlan:
@@ -84,8 +104,8 @@ class RowPlan:
     ends: bool
 
 
-def build(rows: Sequence[RowPlan], block_size: int, device: torch.device | str) -> Batch:
-    """Lay rows out for a pass; those with one token that ends must come first."""
+def build(rows: Sequence[RowPlan], block_size: int) -> Batch:
+    """Lay rows out for a pass, on the host; those with one token that ends must come first."""
     num_decodes = 0
     for row in rows:
         if len(row.ids) != 1 or not row.ends:
@@ -109,15 +129,15 @@ def build(rows: Sequence[RowPlan], block_size: int, device: torch.device | str) 
     lengths = tuple(row.start + len(row.ids) for row in rows)
     width = max(-(-length // block_size) for length in lengths)
     tables = [[*row.block_table[:width], *[0] * (width - len(row.block_table))] for row in rows]
-    long = torch.tensor([ids, positions, slots], dtype=torch.int64).to(device, non_blocking=True)
+    long = torch.tensor([ids, positions, slots], dtype=torch.int64)
     return Batch(
         ids=long[0],
         positions=long[1],
         slots=long[2],
-        block_tables=torch.tensor(tables, dtype=torch.int32).to(device, non_blocking=True),
-        context_lens=torch.tensor(lengths, dtype=torch.int32).to(device, non_blocking=True),
+        block_tables=torch.tensor(tables, dtype=torch.int32),
+        context_lens=torch.tensor(lengths, dtype=torch.int32),
         starts=tuple(starts),
-        last=torch.tensor(last, dtype=torch.int64).to(device, non_blocking=True),
+        last=torch.tensor(last, dtype=torch.int64),
         num_decodes=num_decodes,
         lengths=lengths,
     )

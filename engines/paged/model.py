@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,24 +29,35 @@ class PackedLayer:
 class Decoder:
     """Weights, and the operations and the attention that they pass through."""
 
-    def __init__(self, weights: Weights, ops: Ops, attention: Attention) -> None:
+    def __init__(
+        self,
+        weights: Weights,
+        ops: Ops,
+        attention: Attention,
+        timed: Callable[[str, Any], Any] = lambda part, function: function,
+    ) -> None:
         self.weights = weights
         self._ops = ops
-        self._attention = attention
-        self._head = ops.pack(weights.head, None)
+        self._attention = timed("attention", attention)
+
+        def pack(weight: Tensor, bias: Tensor | None) -> Linear:
+            linear: Linear = timed("weights", ops.pack(weight, bias))
+            return linear
+
+        self._head = pack(weights.head, None)
         self._layers = [
             PackedLayer(
                 layer,
-                layer.qkv.packed(ops.pack),
-                layer.out.packed(ops.pack)[0],
-                layer.gate_up.packed(ops.pack),
-                layer.down.packed(ops.pack)[0],
+                layer.qkv.packed(pack),
+                layer.out.packed(pack)[0],
+                layer.gate_up.packed(pack),
+                layer.down.packed(pack)[0],
             )
             for layer in weights.layers
         ]
 
     def hidden(self, batch: Batch, cache: Cache) -> Tensor:
-        """Pass the batch, fill the cache; returns [S, hidden_size], normed, where a token is due."""
+        """Pass the batch and fill the cache; returns [S, hidden_size], normed, of `batch.last`."""
         weights, ops = self.weights, self._ops
         epsilon = weights.shape.norm_epsilon
         residual = weights.embedding[batch.ids]
@@ -76,8 +89,7 @@ class Decoder:
         if one.layer.q_norm is not None and one.layer.k_norm is not None:
             q = ops.rms_norm(q, one.layer.q_norm, shape.norm_epsilon)
             k = ops.rms_norm(k, one.layer.k_norm, shape.norm_epsilon)
-        q, k = ops.rotate(q, k, *angles)
-        ops.write(k, v, batch.slots, *cache)
+        q = ops.rotate_write(q, k, v, *angles, batch.slots, *cache)
         return one.out(self._attention(q, *cache, batch, shape.scale).flatten(1))
 
 
@@ -95,7 +107,8 @@ def split_heads(qkv: tuple[Linear, ...], x: Tensor, shape: Shape) -> tuple[Tenso
 def _parts(gate_up: tuple[Linear, ...], x: Tensor) -> tuple[Tensor, ...]:
     if len(gate_up) == 2:
         return gate_up[0](x), gate_up[1](x)
-    return gate_up[0](x).chunk(2, dim=-1)
+    gate, up = gate_up[0](x).chunk(2, dim=-1)
+    return gate, up
 
 
 def new_cache(shape: Shape, num_blocks: int, block_size: int, like: Tensor) -> Cache:

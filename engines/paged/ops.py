@@ -32,13 +32,14 @@ class Ops(Protocol):
     def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
         """Return silu(gate) · up."""
 
-    def rotate(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        """Turn q [tokens, heads, head_dim] and k by the angles of each token [tokens, head_dim/2]."""
+    def rotate_write(
+        self, q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, slots: Tensor,
+        keys: Tensor, values: Tensor,
+    ) -> Tensor:  # fmt: skip
+        """Turn q and k [tokens, heads, head_dim] by their tokens' angles [tokens, head_dim / 2].
 
-    def write(
-        self, k: Tensor, v: Tensor, slots: Tensor, keys: Tensor, values: Tensor
-    ) -> None:
-        """Write k and v [tokens, kv_heads, head_dim] of a layer into their slots of its cache."""
+        Returns q; k and v go into their `slots` of a layer's cache.
+        """
 
     def argmax(self, logits: Tensor) -> Tensor:
         """Return the first place of each row's largest logit."""
@@ -68,15 +69,15 @@ class TorchOps:
         """Return silu(gate) · up."""
         return functional.silu(gate) * up
 
-    def rotate(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        """Turn the first half of each head against its second."""
+    def rotate_write(
+        self, q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, slots: Tensor,
+        keys: Tensor, values: Tensor,
+    ) -> Tensor:  # fmt: skip
+        """Turn the first half of each head against its second, then scatter rows."""
         cos, sin = cos[:, None].to(q.dtype), sin[:, None].to(q.dtype)
-        return _turn(q, cos, sin), _turn(k, cos, sin)
-
-    def write(self, k: Tensor, v: Tensor, slots: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Scatter rows."""
-        keys.view(-1, *k.shape[1:]).index_copy_(0, slots, k)
-        values.view(-1, *v.shape[1:]).index_copy_(0, slots, v)
+        for part, cache in ((_turn(k, cos, sin), keys), (v, values)):
+            cache.view(-1, *v.shape[1:]).index_copy_(0, slots, part)
+        return _turn(q, cos, sin)
 
     def argmax(self, logits: Tensor) -> Tensor:
         """Return the first place of each row's largest logit."""

@@ -57,8 +57,8 @@ class Projection:
 
     def fused(self) -> Projection:
         """Return the same as one matrix."""
-        bias = None if self.biases[0] is None else torch.cat([b for b in self.biases if b is not None])
-        return Projection((torch.cat(self.weights),), (bias,))
+        biases = [bias for bias in self.biases if bias is not None]
+        return Projection((torch.cat(self.weights),), (torch.cat(biases) if biases else None,))
 
     def packed(self, pack: Pack) -> tuple[Linear, ...]:
         """Return what multiplies by each."""

@@ -1,4 +1,4 @@
-"""Both engines on transformers against `generate` on one request at a time, in float32."""
+"""Our engines against `generate` of transformers on one request at a time, in float32."""
 
 from __future__ import annotations
 
@@ -24,8 +24,11 @@ from headway.engines.hf import HfNaive, HfStatic
 from headway.engines.hf import model as passes
 from headway.engines.models import ModelFolder, prepare
 from headway.engines.models.loading import load
+from headway.engines.paged import Paged
+from headway.engines.sampling import Sampler
 
-ENGINES = {"hf_naive": HfNaive, "hf_static": HfStatic}
+ENGINES = {"hf_naive": HfNaive, "hf_static": HfStatic, "paged": Paged}
+ARGS = {"hf_static": {"batch_wait_s": 0.0}, "paged": {"num_blocks": 1024, "max_num_seqs": 8}}
 
 
 @pytest.fixture(scope="module")
@@ -56,8 +59,11 @@ def generate(folder: ModelFolder) -> Callable[[Submission], list[int]]:
 
 @pytest.fixture(params=list(ENGINES))
 def engine(request: pytest.FixtureRequest, folder: ModelFolder) -> Engine:
-    args = {"batch_wait_s": 0.0} if request.param == "hf_static" else {}
-    return ENGINES[request.param](folder, "float32", "cpu", **args)
+    return build(request.param, folder)
+
+
+def build(kind: str, folder: ModelFolder) -> Engine:
+    return ENGINES[kind](folder, "float32", "cpu", **ARGS.get(kind, {}))
 
 
 def submissions(folder: ModelFolder, lengths: Sequence[int], seed: int = 0) -> list[Submission]:
@@ -150,7 +156,7 @@ def test_eos_ends_an_answer_unless_it_is_ignored(
     greedy = generate(submission)
     eos = greedy[4]
     first = greedy.index(eos)
-    engine._model = replace(engine._model, eos_ids=frozenset({eos}))  # type: ignore[attr-defined]
+    engine = build(engine.info.kind, replace(folder, eos_ids=(eos,)))
     engine.add(submission)
     engine.add(replace(submission, id=1, ignore_eos=False))
     outputs = drain(engine)
@@ -179,12 +185,10 @@ def drain_one(engine: Engine, submission: Submission) -> list[int]:
 
 def test_top_p_keeps_the_smallest_set_that_reaches_it() -> None:
     logits = torch.log(torch.tensor([0.1, 0.5, 0.15, 0.25]))
-    submission = Submission(0, (1,), 1, temperature=1.0, top_p=0.6)
-    generator = torch.Generator().manual_seed(0)
-    drawn = {passes._sample(logits, submission, generator) for _ in range(300)}
-    assert drawn == {1, 3}
-    cold = replace(submission, temperature=1e-30, top_p=1.0)
-    assert {passes._sample(logits, cold, generator) for _ in range(20)} == {1}
+    sampler = Sampler(1.0, 0.6, torch.Generator().manual_seed(0))
+    assert {int(sampler.draw(logits)) for _ in range(300)} == {1, 3}
+    cold = replace(sampler, temperature=1e-30, top_p=1.0)
+    assert {int(cold.draw(logits)) for _ in range(20)} == {1}
 
 
 def test_the_first_of_equal_logits_is_chosen() -> None:
@@ -229,6 +233,9 @@ def test_step_times_are_positive_and_repeat_on_the_same_cache(
 ) -> None:
     assert engine.time_step("prefill", 1, 16) > 0
     assert engine.time_step("decode", 1, 16) > 0
+    if engine.info.kind == "paged":
+        assert engine.stats()["kv_used_blocks"] == 0
+        return
     cache = engine._timer._prepared[2].cache  # type: ignore[attr-defined]
     assert cache.get_seq_length() == 16
     assert engine.time_step("decode", 1, 16) > 0

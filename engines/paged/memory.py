@@ -1,0 +1,78 @@
+"""How large the cache may be: what is free, what was given, and what it is for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from headway.engines.paged.options import KIND, RUNGS, PagedOptions
+from headway.engines.paged.scheduler import Policy
+from headway.engines.paged.weights import Shape
+
+GIB = 1 << 30
+# Of what is free once the weights are there. A GPU is ours alone, and what a pass needs beside the
+# cache fits into the rest; a CPU's memory is everybody's.
+SHARES = {"cuda": 0.85, "cpu": 0.25}
+# Tokens of a pass, where a suite does not say: as many as a device computes at full speed.
+BATCHED_TOKENS = {"cuda": 8192, "cpu": 1024}
+
+
+def policy_of(options: PagedOptions, device: torch.device) -> Policy:
+    """Return the rung's policy, with what a suite set; raises ValueError for what cannot be."""
+    rung = RUNGS[options.rung]
+    rows = options.max_num_seqs or rung.max_num_seqs
+    tokens = options.max_num_batched_tokens or max(rows, BATCHED_TOKENS[device.type])
+    if tokens < rows:
+        raise ValueError(
+            f"{KIND}: argument max_num_batched_tokens must be at least max_num_seqs, {rows}: each "
+            f"that decodes is one token of a pass, not {tokens}"
+        )
+    return Policy(rows, tokens, rung.chunk and min(rung.chunk, tokens), rung.mixed)
+
+
+def num_blocks_of(
+    options: PagedOptions, policy: Policy, shape: Shape, block_size: int, device: torch.device,
+    element_bytes: int,
+) -> int:  # fmt: skip
+    """Return how many blocks the cache gets: as many as were given, or as fit; no more than used.
+
+    Raises ValueError where not even one sequence of the longest kind fits.
+    """
+    longest = longest_of(options, shape)
+    per_sequence = -(-longest // block_size)
+    most = policy.max_num_seqs * per_sequence
+    if options.num_blocks is not None:
+        return min(options.num_blocks, most)
+    token_bytes = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * element_bytes
+    given = options.cache_gib
+    num_bytes = free_bytes(device) * SHARES[device.type] if given is None else given * GIB
+    fit = int(num_bytes / (token_bytes * block_size))
+    if fit < per_sequence:
+        raise ValueError(
+            f"{KIND}: a cache of {num_bytes / GIB:.2f} GiB holds {fit * block_size} tokens, and "
+            f"one sequence may have {longest}: give cache_gib more, or max_model_len less"
+        )
+    return min(fit, most)
+
+
+def longest_of(options: PagedOptions, shape: Shape) -> int:
+    """Return how many tokens a sequence may have, prompt and output."""
+    longest = options.max_model_len or shape.context_length
+    if longest > shape.context_length:
+        raise ValueError(
+            f"{KIND}: argument max_model_len is {longest}, the model's context "
+            f"{shape.context_length}"
+        )
+    return longest
+
+
+def free_bytes(device: torch.device) -> int:
+    """Return the memory that is free on a device, or of the machine."""
+    if device.type == "cuda":
+        free: int = torch.cuda.mem_get_info(device)[0]
+        return free
+    for line in Path("/proc/meminfo").read_text("ascii").splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    raise ValueError("/proc/meminfo does not say MemAvailable: give cache_gib or num_blocks")

@@ -1,0 +1,148 @@
+"""A whole decode step in one call: token ids in, token ids out, no Python in between."""
+
+from __future__ import annotations
+
+from ctypes import byref
+
+import torch
+from torch import Tensor
+
+from headway.engines.paged.batch import Batch, Cache
+from headway.engines.paged.native.kernels import check_tables
+from headway.engines.paged.native.library import Layer, Library, Matrix, Model, Rows, check
+from headway.engines.paged.native.packing import Packer, advise_huge_pages
+from headway.engines.paged.weights import Layer as LayerWeights
+from headway.engines.paged.weights import Projection, Weights
+
+COLUMNS = 32  # outputs that are packed together
+
+
+class DecodeStep:
+    """A bf16 model and its cache, ready to decode one token for up to `max_rows` rows at a time."""
+
+    def __init__(
+        self, library: Library, weights: Weights, cache: Cache, max_rows: int,
+        packer: Packer | None = None,
+    ) -> None:  # fmt: skip
+        """Pack the weights, those apart that `packer` has packed before.
+
+        Raises ValueError where a weight or the cache is not bf16, or a size is odd.
+        """
+        self._library, self._weights, self._cache = library, weights, cache
+        self._max_rows = max_rows
+        self._packer = packer or Packer(library)
+        self._kept: list[Tensor] = []
+        shape = weights.shape
+        if shape.head_dim % 2 or shape.hidden_size % 2 or shape.mlp_size % 2:
+            raise ValueError("the native step needs even sizes of head, hidden state and MLP")
+        sizes = (shape.num_layers, cache.num_blocks, cache.block_size, shape.num_kv_heads)
+        for part in (cache.keys, cache.values):
+            check(part, torch.bfloat16, (*sizes, shape.head_dim), "the cache")
+            advise_huge_pages(part)
+        self._layers = (Layer * shape.num_layers)(*(self._layer(one) for one in weights.layers))
+        angles = (shape.context_length, shape.head_dim // 2)
+        for table in (weights.cos, weights.sin):
+            check(table, torch.float32, angles, "the angles")
+        self._model = Model(
+            layers=self._layers,
+            embedding=self._pointer(weights.embedding, (shape.vocab_size, shape.hidden_size)),
+            norm=self._pointer(weights.norm, (shape.hidden_size,)),
+            cos=weights.cos.data_ptr(),
+            sin=weights.sin.data_ptr(),
+            keys=cache.keys.data_ptr(),
+            values=cache.values.data_ptr(),
+            head=self._matrix(weights.head, None),
+            num_layers=shape.num_layers,
+            hidden=shape.hidden_size,
+            heads=shape.num_heads,
+            kv_heads=shape.num_kv_heads,
+            head_dim=shape.head_dim,
+            mlp=shape.mlp_size,
+            context=shape.context_length,
+            num_blocks=cache.num_blocks,
+            block_size=cache.block_size,
+            layer_stride=cache.keys.stride(0),
+            epsilon=shape.norm_epsilon,
+            scale=shape.scale,
+        )
+
+    def __call__(self, batch: Batch, want_hidden: bool = False) -> Tensor:
+        """Pass one token a row, fill the cache.
+
+        Returns the next ids [R] int64, each the first of its row's largest logits, or with
+        `want_hidden` what the head would multiply, [R, hidden_size]. Raises ValueError for a pass
+        that is no decode step, or that is larger than `max_rows`.
+        """
+        rows = batch.num_rows
+        if rows != batch.num_tokens or rows > self._max_rows:
+            raise ValueError(
+                f"a decode step has one token a row and up to {self._max_rows} rows, "
+                f"not {batch.num_tokens} tokens in {rows}"
+            )
+        check_tables(batch, self._cache.block_size)
+        ids, positions, slots = (
+            check(one, torch.int64, (rows,), name).data_ptr()
+            for name in ("ids", "positions", "slots")
+            for one in [getattr(batch, name)]
+        )
+        sizes = (rows, self._weights.shape.hidden_size)
+        hidden = torch.empty(sizes, dtype=torch.bfloat16) if want_hidden else None
+        chosen = None if want_hidden else torch.empty(rows, dtype=torch.int64)
+        tables = batch.block_tables
+        passed = Rows(
+            rows, ids, positions, slots, tables.data_ptr(), batch.context_lens.data_ptr(),
+            tables.shape[1],
+        )  # fmt: skip
+        done = self._library.decode_step(
+            byref(self._model),
+            byref(passed),
+            torch.get_num_threads(),
+            None if chosen is None else chosen.data_ptr(),
+            None if hidden is None else hidden.data_ptr(),
+        )
+        if not done:
+            raise ValueError("a row of the pass has an id, position, slot or block that is none")
+        made = hidden if chosen is None else chosen
+        assert made is not None
+        return made
+
+    def _layer(self, layer: LayerWeights) -> Layer:
+        shape = self._weights.shape
+        hidden, dim = (shape.hidden_size,), (shape.head_dim,)
+        qkv = [self._matrix(*pair) for pair in _pairs(layer.qkv)]
+        gate, up = self._gate_and_up(layer.gate_up)
+        return Layer(
+            input_norm=self._pointer(layer.input_norm, hidden),
+            post_norm=self._pointer(layer.post_norm, hidden),
+            q_norm=None if layer.q_norm is None else self._pointer(layer.q_norm, dim),
+            k_norm=None if layer.k_norm is None else self._pointer(layer.k_norm, dim),
+            qkv=(Matrix * 3)(*qkv),
+            out=self._matrix(*_pairs(layer.out)[0]),
+            gate=gate,
+            up=up,
+            down=self._matrix(*_pairs(layer.down)[0]),
+            qkv_parts=len(qkv),
+        )
+
+    def _gate_and_up(self, gate_up: Projection) -> tuple[Matrix, Matrix]:
+        """Return both; of one packed matrix they are halves where packing keeps them apart."""
+        if len(gate_up.weights) == 2:
+            gate, up = (self._matrix(weight, None) for weight in gate_up.weights)
+            return gate, up
+        n, (both,) = self._weights.shape.mlp_size, gate_up.weights
+        if n % COLUMNS:
+            return self._matrix(both[:n], None), self._matrix(both[n:], None)
+        whole = self._matrix(both, None)
+        size = n * whole.k * both.element_size()
+        return Matrix(whole.packed, None, n, whole.k), Matrix(whole.packed + size, None, n, whole.k)
+
+    def _matrix(self, weight: Tensor, bias: Tensor | None) -> Matrix:
+        return self._packer.pack(weight, bias).matrix
+
+    def _pointer(self, tensor: Tensor, shape: tuple[int, ...]) -> int:
+        self._kept.append(tensor)
+        return check(tensor, torch.bfloat16, shape, "a weight").data_ptr()
+
+
+def _pairs(projection: Projection) -> list[tuple[Tensor, Tensor | None]]:
+    return list(zip(projection.weights, projection.biases, strict=True))

@@ -1,0 +1,142 @@
+"""Passes of a model over its cache: the one place that knows kernels, graphs and devices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from headway.engines.models.folder import ModelFolder
+from headway.engines.models.loading import load
+from headway.engines.paged import weights
+from headway.engines.paged.attention.choose import choose as choose_attention
+from headway.engines.paged.batch import Batch, Carried
+from headway.engines.paged.graphs import GraphedDecode
+from headway.engines.paged.memory import longest_of, num_blocks_of, policy_of
+from headway.engines.paged.model import Decoder, new_cache
+from headway.engines.paged.native import (
+    DecodeStep,
+    Library,
+    NativeAttention,
+    NativeOps,
+    available,
+)
+from headway.engines.paged.ops import Ops, TorchOps
+from headway.engines.paged.options import KIND, RUNGS, PagedOptions
+from headway.engines.paged.profile import Profile
+from headway.engines.sampling import Sampler, choose
+
+# Beyond so many rows a step is faster as any other pass.
+NATIVE_ROWS = 64
+
+
+class Runner:
+    """A loaded model, its cache, and the fastest way here to pass a batch through them."""
+
+    def __init__(self, folder: ModelFolder, dtype: str, device: str, options: PagedOptions) -> None:
+        rung = RUNGS[options.rung]
+        if options.threads is not None:
+            torch.set_num_threads(options.threads)
+        loaded = load(folder, dtype, device)
+        self.device: torch.device = loaded.device
+        self.weights = weights.read(loaded, rung.fused)
+        shape, like = self.weights.shape, self.weights.embedding
+        self.policy = policy_of(options, self.device)
+        self.max_model_len = longest_of(options, shape)
+        self.block_size = self.max_model_len if rung.contiguous else options.block_size
+        self.num_blocks = num_blocks_of(
+            options, self.policy, shape, self.block_size, self.device, like.element_size()
+        )
+        self.ops, library = _ops(options.kernels or rung.kernels, self.device, like.dtype)
+        self.attention = choose_attention(
+            options.attention or rung.attention,
+            self.device,
+            like.dtype,
+            shape.head_dim,
+            self.block_size,
+            None if library is None else NativeAttention(library),
+        )
+        self.profile = Profile(self.device) if options.profile else None
+        # The last block is nobody's: padding of recorded steps is written there.
+        self.cache = new_cache(shape, self.num_blocks + 1, self.block_size, like)
+        timed = {} if self.profile is None else {"timed": self.profile.timed}
+        self.decoder = Decoder(self.weights, self.ops, self.attention, **timed)
+        self._graphed: GraphedDecode | None = None
+        self._native: DecodeStep | None = None
+        if rung.graphs and self.profile is None:
+            self._record()
+
+    def run(
+        self, batch: Batch, samplers: Sequence[Sampler | None], carried: Carried | None = None
+    ) -> Tensor:
+        """Pass a batch that is on the host; returns the next token of each row that ends.
+
+        They are int64, [S], and on the device; `carried` are such tokens of the pass before.
+        """
+        with torch.inference_mode():
+            if self.profile is None:
+                return self._run(batch, samplers, carried)
+            with self.profile.part("pass"):
+                return self._run(batch, samplers, carried)
+
+    def names(self) -> dict[str, str]:
+        """Say what passes go through."""
+        step = "eager" if self._native is None else "native"
+        step = step if self._graphed is None else "cuda graphs"
+        return {"attention": self.attention.name, "kernels": self.ops.name, "decode_step": step}
+
+    def _run(
+        self, batch: Batch, samplers: Sequence[Sampler | None], carried: Carried | None
+    ) -> Tensor:
+        greedy = not any(samplers)
+        if greedy and batch.num_decodes == batch.num_rows:
+            if self._graphed is not None:
+                ids = carried and carried.fill(batch.ids.to(self.device, non_blocking=True))
+                # A copy: the next step may come before this one is read.
+                return self._graphed(batch, ids).clone()
+            if self._native is not None and batch.num_rows <= NATIVE_ROWS:
+                if carried is not None:
+                    carried.fill(batch.ids)
+                return self._native(batch)
+        placed = batch.to(self.device)
+        if carried is not None:
+            carried.fill(placed.ids)
+        hidden = self.decoder.hidden(placed, self.cache)
+        if not len(hidden):
+            return placed.last  # no row ends here: there is nothing to choose
+        return choose(self.decoder.logits(hidden), samplers)
+
+    def _record(self) -> None:
+        """Make decode steps one unit, where this device and precision have one."""
+        if self.device.type == "cuda" and getattr(self.attention, "capturable", False):
+            self._graphed = GraphedDecode(
+                self.decoder,
+                self.ops,
+                self.attention,
+                self.cache,
+                max_rows=self.policy.max_num_seqs,
+                max_width=-(-self.max_model_len // self.block_size),
+                pad_slot=self.num_blocks * self.block_size,
+            )
+        elif isinstance(self.ops, NativeOps) and self._whole_steps(self.ops.library):
+            rows = min(NATIVE_ROWS, self.policy.max_num_seqs)
+            packer = self.ops.packer
+            self._native = DecodeStep(self.ops.library, self.weights, self.cache, rows, packer)
+
+    def _whole_steps(self, library: Library) -> bool:
+        return library.fast_bf16 and self.weights.embedding.dtype == torch.bfloat16
+
+
+def _ops(wanted: str, device: torch.device, dtype: torch.dtype) -> tuple[Ops, Library | None]:
+    """Return the operations that were asked for, and the compiled kernels where there are any.
+
+    Raises ValueError where `native` was asked for and cannot be had.
+    """
+    library, why = available() if device.type == "cpu" else (None, "they are for CPUs")
+    if library is not None and dtype == torch.float16:
+        library, why = None, "they know float32 and bfloat16"
+    if wanted == "native" and library is None:
+        raise ValueError(f"{KIND}: argument kernels is native, and there are none: {why}")
+    ops: Ops = TorchOps() if wanted == "torch" or library is None else NativeOps(library)
+    return ops, library

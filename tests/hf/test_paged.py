@@ -1,0 +1,229 @@
+"""Each rung of the ladder against `generate` of transformers, in float32, under load.
+
+Each asserts that the state it is about occurred in the run whose answers it judges.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from headway.engines.contract import Submission
+from headway.engines.models import ModelFolder, prepare
+from headway.engines.models.folder import ModelError
+from headway.engines.models.loading import load
+from headway.engines.paged import Paged, weights
+from headway.engines.paged.options import RUNGS
+
+LENGTHS = (1, 2, 15, 16, 17, 31, 32, 33, 64, 100, 600)
+Answers = Mapping[int, Sequence[int]]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> ModelFolder:
+    return prepare("synthetic:tiny", tmp_path_factory.mktemp("models"))
+
+
+def requests(num: int, seed: int = 1, vocab_size: int = 512) -> list[Submission]:
+    rng = random.Random(seed)
+    return [
+        Submission(
+            id,
+            tuple(rng.randrange(3, vocab_size) for _ in range(LENGTHS[id % len(LENGTHS)])),
+            rng.randint(1, 24),
+            ignore_eos=True,
+        )
+        for id in range(num)
+    ]
+
+
+def generated(model: transformers.PreTrainedModel, asked: Sequence[Submission]) -> Answers:
+    answers = {}
+    for one in asked:
+        prompt = torch.tensor([one.prompt_token_ids])
+        tokens = model.generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            max_new_tokens=one.max_tokens,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+        answers[one.id] = tokens[0, prompt.shape[1] :].tolist()
+    return answers
+
+
+@pytest.fixture(scope="module")
+def right(folder: ModelFolder) -> Answers:
+    return generated(load(folder, "float32", "cpu"), requests(44))
+
+
+def serve(engine: Paged, asked: Sequence[Submission], at_once: int = 8) -> Answers:
+    """Hand over so many a step, so that some arrive while others are at work."""
+    got: dict[int, list[int]] = {one.id: [] for one in asked}
+    waiting = list(asked)
+    while waiting or engine.has_work():
+        for submission in waiting[:at_once]:
+            engine.add(submission)
+        del waiting[:at_once]
+        for output in engine.step():
+            got[output.id] += output.token_ids
+        engine.check_integrity()
+    return got
+
+
+def same(folder: ModelFolder, right: Answers, **args: Any) -> Mapping[str, float]:
+    engine = Paged(folder, "float32", "cpu", **{"cache_gib": 0.25, **args})
+    asked = requests(len(right))
+    assert serve(engine, asked) == right
+    return engine.stats()
+
+
+@pytest.mark.parametrize("rung", RUNGS)
+def test_every_token_is_that_of_transformers(
+    folder: ModelFolder, right: Answers, rung: str
+) -> None:
+    given = RUNGS[rung]
+    if given.max_num_seqs == 1:
+        right = {id: right[id] for id in range(6)}
+    stats = same(folder, right, rung=rung)
+    if given.contiguous:
+        assert stats["kv_waste"] > 0.8  # each holds room for the longest sequence there may be
+    else:
+        assert stats["kv_waste"] < 0.1
+        assert stats["blocks_reused_total"] > 0
+    if given.chunk is not None:
+        assert stats["chunked_total"] > 0
+    assert (stats["mixed_total"] > 0) == given.mixed
+    assert given.max_num_seqs >= stats["most_rows"] >= 20 or given.max_num_seqs == 1
+    if rung == "graphs":
+        assert stats["most_rows"] > 32
+
+
+@pytest.mark.parametrize("rung", ["paged", "chunked", "fused32", "graphs"])
+def test_a_cache_that_is_too_small_preempts_and_changes_nothing(
+    folder: ModelFolder, right: Answers, rung: str
+) -> None:
+    stats = same(
+        folder, right, rung=rung, num_blocks=60, cache_gib=None, max_model_len=900, overlap=True
+    )
+    assert stats["preemptions_total"] > 0
+    assert stats["kv_waste"] < 0.1
+
+
+def test_prompts_that_were_seen_are_found_and_answered_alike(
+    folder: ModelFolder, right: Answers
+) -> None:
+    engine = Paged(folder, "float32", "cpu", prefix_caching=True, cache_gib=0.25)
+    asked = requests(len(right))
+    for _ in range(2):
+        assert serve(engine, asked) == right
+    stats = engine.stats()
+    assert stats["prefix_hits_total"] > 0.4 * stats["prefix_queries_total"]
+
+
+@pytest.mark.parametrize("attention", ["plain", "sdpa"])
+def test_each_attention_gives_the_same(folder: ModelFolder, right: Answers, attention: str) -> None:
+    same(folder, {id: right[id] for id in range(11)}, attention=attention)
+
+
+FAMILIES = {
+    "qwen2": {"use_sliding_window": False},
+    "qwen3": {"head_dim": 32},
+    "llama": {
+        "attention_bias": True,
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "rope_theta": 1e4,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+    },
+}
+
+
+def invented(tmp_path: Any, family: str, **more: Any) -> ModelFolder:
+    """A small random model of a family, on disk as safetensors."""
+    fields = {
+        "hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 2,
+        "num_hidden_layers": 3, "intermediate_size": 96, "vocab_size": 300,
+        "max_position_embeddings": 700, "bos_token_id": 0, "eos_token_id": 1,
+    }  # fmt: skip
+    config = transformers.AutoConfig.for_model(family, **{**fields, **FAMILIES[family], **more})
+    torch.manual_seed(5)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    for weight in model.parameters():  # biases and norms as well, or nobody misses them
+        torch.nn.init.normal_(weight, mean=1.0 if weight.dim() == 1 else 0.0, std=0.3)
+    model.save_pretrained(tmp_path)
+    return ModelFolder("invented", tmp_path, "r", 300, (0, 1), (1,), 700)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("rung", ["paged", "graphs"])
+def test_families_of_models(tmp_path: Any, family: str, rung: str) -> None:
+    folder = invented(tmp_path, family)
+    asked = requests(11, vocab_size=300)
+    engine = Paged(folder, "float32", "cpu", rung=rung, cache_gib=0.1)
+    assert serve(engine, asked) == generated(load(folder, "float32", "cpu"), asked)
+
+
+def test_a_model_it_cannot_serve_is_refused(folder: ModelFolder) -> None:
+    model = load(folder, "float32", "cpu")
+    model.config.model_type = "mistral"
+    with pytest.raises(ModelError, match="llama, qwen2, qwen3 models, not 'mistral'"):
+        weights.read(model, fused=False)
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        ({"rung": "top"}, "rung must be one of no_cache, kv_cache, continuous"),
+        ({"max_num_seqs": 0}, "max_num_seqs must be at least 1, not 0"),
+        ({"num_blocks": 4, "cache_gib": 1.0}, "give cache_gib or num_blocks, not both"),
+        ({"cache_gib": -1}, "cache_gib must be above 0"),
+        ({"max_model_len": 4096}, "max_model_len is 4096, the model's context 2048"),
+        ({"max_num_batched_tokens": 8, "max_num_seqs": 9}, "at least max_num_seqs, 9"),
+        ({"cache_gib": 1e-6}, "one sequence may have 2048: give cache_gib more"),
+        ({"rung": "continuous", "prefix_caching": True}, "it has no prefix caching"),
+        ({"rung": "no_cache", "overlap": True}, "reads each token back"),
+    ],
+)
+def test_arguments_that_cannot_be_are_named(
+    folder: ModelFolder, args: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ValueError, match=said):
+        Paged(folder, "float32", "cpu", **args)
+
+
+def test_a_request_that_never_fits_is_refused(folder: ModelFolder) -> None:
+    engine = Paged(folder, "float32", "cpu", num_blocks=4, max_model_len=200)
+    engine.add(Submission(0, (5,) * 60, 4))
+    with pytest.raises(ValueError, match="are 65 tokens, and 64 are the most that fit"):
+        engine.add(Submission(1, (5,) * 60, 5))
+
+
+def test_its_parts_are_timed_and_said(folder: ModelFolder) -> None:
+    engine = Paged(folder, "float32", "cpu", profile=True, cache_gib=0.1)
+    serve(engine, requests(5))
+    stats = engine.stats()
+    parts = [stats[f"{name}_s_total"] for name in ("weights", "attention", "rest", "host")]
+    assert all(part > 0 for part in parts)
+    assert sum(parts) == pytest.approx(stats["step_s_total"])
+    settings = engine.info.settings
+    assert settings["max_num_seqs"] == 512
+    assert settings["cache_bytes"] == pytest.approx(0.1 * 2**30, rel=0.01)
+
+
+def test_a_rungs_rows_and_pool_can_be_given(folder: ModelFolder) -> None:
+    engine = Paged(folder, "float32", "cpu", max_num_seqs=3, num_blocks=99, max_model_len=700)
+    asked = [replace(one, max_tokens=2) for one in requests(8)]
+    assert all(len(tokens) == 2 for tokens in serve(engine, asked).values())
+    assert engine.stats()["most_rows"] <= 3

@@ -19,7 +19,8 @@ from headway.engines.models.folder import ModelFolder
 
 REQUESTS_PER_SLOT = 4
 WARM_TOKENS, WARM_WAVES = 8, 2
-# Where an engine that was asked to profile says that its steps' seconds go, since its start.
+# Where an engine that was asked to profile says that its steps' seconds go: each, with `_total`, is
+# a sum since its start.
 PARTS = ("weights_s", "attention_s", "rest_s", "host_s")
 WHOLE = "step_s"
 Clock = Callable[[], float]
@@ -214,8 +215,12 @@ def _steps(engine: Engine, rows: int) -> Split:
             break
         steps, after, ended_s = steps + 1, engine.stats(), time.perf_counter()
     count = max(steps, 1)
-    parts = {
-        name: (after[name] - before[name]) / count if name in after and name in before else None
-        for name in (WHOLE, *PARTS)
-    }
+    parts = {name: _grown(before, after, f"{name}_total", count) for name in (WHOLE, *PARTS)}
     return Split(rows, steps, (ended_s - started_s) / count, parts)
+
+
+def _grown(
+    before: Mapping[str, float], after: Mapping[str, float], name: str, count: int
+) -> float | None:
+    """Return by how much a sum grew each time; None where the engine does not say it."""
+    return (after[name] - before[name]) / count if name in after and name in before else None

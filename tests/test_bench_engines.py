@@ -37,7 +37,8 @@ LADDER = ROOT / "perf_tests" / "suites" / "ladder.toml"
 LAUNCHES = st.dictionaries(st.integers(1, 9), st.floats(0.1, 1e4), min_size=2, max_size=6)
 # What sending takes, which is as long whatever the engine: a thousandth of these requests.
 SEND = 1e-3
-RATIOS = ("ratio_to_vllm", "ratio_to_vllm_32", "ratio_to_hf_naive", "bandwidth_share")
+RATIOS = ("ratio_to_vllm", "ratio_to_vllm_32", "ratio_to_hf_naive", "ratio_to_before")
+RATIOS += ("bandwidth_share",)
 
 
 # Ratios
@@ -163,6 +164,20 @@ def test_vllms_faster_arm_counts_and_the_equal_one_never(factory):
     assert ours["vllm"] == "vllm_eager"
     assert ours["ratio_to_vllm"] == pytest.approx(1.5, rel=SEND)
     assert ours["ratio_to_vllm_32"] == pytest.approx(1.25, rel=SEND)
+
+
+def test_a_rung_is_held_against_the_one_below_it_that_was_measured(factory):
+    names = {
+        "graphs": factory.Speed(),
+        "hf_naive": factory.Speed(),
+        "paged": factory.Speed(slower=2.0),
+        "fused32": factory.Speed(slower=0.5),
+    }
+    found = rows(night(factory, names), Machine())
+    befores = {name: row(found, name, 4)["before"] for name in names}
+    assert befores == {"graphs": "fused32", "fused32": "paged", "paged": None, "hf_naive": None}
+    assert row(found, "fused32", 4)["ratio_to_before"] == pytest.approx(2.0, rel=SEND)
+    assert row(found, "graphs", 4)["ratio_to_before"] == pytest.approx(1.5, rel=SEND)
 
 
 def test_what_is_not_there_is_none_and_never_0(factory):

@@ -19,6 +19,8 @@ NAIVE = "hf_naive"
 # vLLM as its documentation recommends, compiled and not: the faster of them is what counts.
 VLLM_ARMS = ("vllm", "vllm_eager")
 VLLM_EQUAL = "vllm_32"
+# Each rung with one idea more than the one before it.
+LADDER = ("no_cache", "kv_cache", "continuous", "paged", "chunked", "fused32", "flash32", "graphs")
 Row = dict[str, Any]
 
 
@@ -80,6 +82,11 @@ class _Place:
         known = {arm: value for arm, value in medians.items() if value is not None}
         return max(known, key=known.__getitem__, default=None)
 
+    def before(self, engine: str) -> str | None:
+        """Name the rung below one, of those that were measured here; None where there is none."""
+        below = LADDER[: LADDER.index(engine)] if engine in LADDER else ()
+        return next((rung for rung in reversed(below) if self.speed(rung)), None)
+
     def naive(self) -> tuple[dict[int, float], str | None]:
         """Return hf_naive's speeds and the level that they are of.
 
@@ -114,7 +121,10 @@ def _row(place: _Place, engine: str, machine: Machine) -> Row:
     row |= _written("ratio_to_vllm_32", ratio(speeds, place.speed(VLLM_EQUAL)))
     row |= _written("ratio_to_hf_naive", ratio(speeds, naive))
     row |= _written("bandwidth_share", share)
-    return row | {"vllm": arm, "hf_naive_level": naive_level} | _seen(place, engine)
+    before = place.before(engine)
+    row |= _written("ratio_to_before", ratio(speeds, place.speed(before)) if before else None)
+    row |= {"vllm": arm, "hf_naive_level": naive_level, "before": before}
+    return row | _seen(place, engine)
 
 
 def _share(place: _Place, engine: str, machine: Machine) -> Interval | None:

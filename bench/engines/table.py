@@ -35,14 +35,22 @@ def render(rows: Sequence[Row], profile: Mapping[str, Any], reached: Sequence[Go
 
 def _workload(workload: str, rows: Sequence[Row]) -> Table:
     table = _table(f"{workload}: output tokens/s, as ratios; below them the 95 % interval")
-    heads = ("in\nflight", "engine", "÷ vLLM", "÷ vLLM\nheld to 32", "÷ hf_naive", "tok/s")
+    heads = (
+        "in\nflight",
+        "engine",
+        "÷ vLLM",
+        "÷ vLLM\nheld to 32",
+        "÷ hf_naive",
+        "÷ the rung\nbefore",
+        "tok/s",
+    )
     heads += ("share of\nbandwidth", "TPOT\nms", "TTFT\nms", "most\nrows", "outputs\nright", "n")
     _columns(table, heads)
     levels = dict.fromkeys(row["concurrency"] for row in rows)
     for level in levels:
         here = [row for row in rows if row["concurrency"] == level]
         for place, row in enumerate(here):
-            keys = ("ratio_to_vllm", "ratio_to_vllm_32", "ratio_to_hf_naive")
+            keys = ("ratio_to_vllm", "ratio_to_vllm_32", "ratio_to_hf_naive", "ratio_to_before")
             table.add_row(
                 str(level),
                 row["engine"] + ("*" if row["engine"] == row["vllm"] else ""),

@@ -10,7 +10,7 @@ NAIVE_RATIO = {1: 2.0, 8: 10.0}
 BANDWIDTH_SHARE, HOST_SHARE = 0.7, 0.10
 FIGURES = (
     *("output_tokens_per_s", "tpot_p50_s", "decode_step_s", "gpu_busy_s", "host_share"),
-    *("ended", "window_s", "cut", "preempted", "chunked", "max_batch", "kv_waste"),
+    *("ended", "window_s", "cut", "preemptions", "chunked", "most_rows", "kv_waste"),
     *("gpu_memory_bytes", "skipped", "error"),
 )
 Row = dict[str, Any]

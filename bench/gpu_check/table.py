@@ -46,7 +46,7 @@ def _speed(row: Row) -> tuple[str, ...]:
         _number(row["decode_step_s"], 1e3, 2),
         _percent(row["bandwidth_share"]),
         _percent(row["host_share"]),
-        _number(row["max_batch"], 1, 0),
+        _number(row["most_rows"], 1, 0),
         _number(row["gpu_memory_bytes"], 2**-30, 1),
         row["skipped"] or row["error"] or ("time was up" if row["cut"] else ""),
     )
@@ -80,7 +80,13 @@ def _goal(goal: Row) -> tuple[str, ...]:
     return goal["name"], f"{sign} {goal['bound']:g}", _number(goal["value"], 1, 2), said
 
 
+NAMED = ("attention", "kernels", "decode_step", "max_num_seqs", "num_blocks")
+
+
 def _said(found: Mapping[str, Any]) -> Iterator[str]:
+    for who, settings in found["settings"].items():
+        named = [f"{name} {settings[name]}" for name in NAMED if name in settings]
+        yield f"{who}: {', '.join(named)}"
     for engine, why in found["ended"].items():
         yield f"{engine}: {why}"
     for split in found["splits"]:

@@ -110,11 +110,11 @@ def _cell(
         "window_s": served.window_s,
         "cut": served.cut,
     }
-    for name in ("preempted", "chunked", "max_batch", "kv_waste"):
+    for name in ("most_rows", "kv_waste"):
         found[name] = after.get(name)
-    for name in ("preempted", "chunked"):
-        if name in after:
-            found[name] = after[name] - before.get(name, 0)
+    for name in ("preemptions", "chunked"):
+        total = f"{name}_total"
+        found[name] = after[total] - before.get(total, 0) if total in after else None
     if asked["device"] != "cpu":
         found["gpu_memory_bytes"] = torch.cuda.max_memory_allocated()
     return found | _alone(asked["device"], engine, given, level)

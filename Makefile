@@ -7,9 +7,13 @@
 # make bench-detectors  our gates and others' on simulated nights (docs/detectors.md; ARGS="--seconds 60")
 # make bench-load  our load generator and others' against a server whose truth is known (docs/load.md;
 #              ARGS="--install" gets the others)
+# make bench-engines  what each rung of our own engine is worth, beside Hugging Face and vLLM
+#              (docs/ladder.md; ARGS="--engines hf_naive,graphs,vllm --unverified" is the short way)
+# make gpu-check  our engine on a bare GPU machine, by its own Python with torch and transformers:
+#              eight minutes, nothing is installed (PYTHON=/path/to/python; ARGS="--device cpu" too)
 # Set-up needs Python 3.11 or later (PYTHON=/path/to/python to choose one) and a package index.
 
-.PHONY: perf test prove kills bench-detectors bench-load lint format setup tools python wheel wheel-check clean
+.PHONY: perf test prove kills bench-detectors bench-load bench-engines gpu-check lint format setup tools python wheel wheel-check clean
 .DEFAULT_GOAL := help
 
 NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
@@ -48,6 +52,12 @@ bench-load: setup
 
 bench-detectors: setup
 	.venv/bin/python bench/detectors $(ARGS)
+
+bench-engines: setup
+	.venv/bin/python bench/engines $(ARGS)
+
+gpu-check:
+	"$(PYTHON)" bench/gpu_check $(ARGS)
 
 lint: tools
 	.venv/bin/ruff check

@@ -16,10 +16,10 @@ from headway.engines.paged.graphs import GraphedDecode
 from headway.engines.paged.memory import longest_of, num_blocks_of, policy_of
 from headway.engines.paged.model import Decoder, new_cache
 from headway.engines.paged.native import (
-    DecodeStep,
     Library,
     NativeAttention,
     NativeOps,
+    Step,
     available,
 )
 from headway.engines.paged.ops import Ops, TorchOps
@@ -27,8 +27,9 @@ from headway.engines.paged.options import KIND, RUNGS, PagedOptions
 from headway.engines.paged.profile import Profile
 from headway.engines.sampling import Sampler, choose
 
-# Beyond so many rows a step is faster as any other pass.
-NATIVE_ROWS = 64
+import os
+
+NATIVE_TOKENS = int(os.environ.get("NT", "100000"))
 
 
 class Runner:
@@ -63,7 +64,7 @@ class Runner:
         timed = {} if self.profile is None else {"timed": self.profile.timed}
         self.decoder = Decoder(self.weights, self.ops, self.attention, **timed)
         self._graphed: GraphedDecode | None = None
-        self._native: DecodeStep | None = None
+        self._native: Step | None = None
         if rung.graphs and self.profile is None:
             self._record()
 
@@ -90,15 +91,17 @@ class Runner:
         self, batch: Batch, samplers: Sequence[Sampler | None], carried: Carried | None
     ) -> Tensor:
         greedy = not any(samplers)
-        if greedy and batch.num_decodes == batch.num_rows:
-            if self._graphed is not None:
-                ids = carried and carried.fill(batch.ids.to(self.device, non_blocking=True))
-                # A copy: the next step may come before this one is read.
-                return self._graphed(batch, ids).clone()
-            if self._native is not None and batch.num_rows <= NATIVE_ROWS:
-                if carried is not None:
-                    carried.fill(batch.ids)
+        if self._graphed is not None and greedy and batch.num_decodes == batch.num_rows:
+            ids = carried and carried.fill(batch.ids.to(self.device, non_blocking=True))
+            # A copy: the next step may come before this one is read.
+            return self._graphed(batch, ids).clone()
+        if self._native is not None and batch.num_tokens <= NATIVE_TOKENS:
+            if carried is not None:
+                carried.fill(batch.ids)
+            if greedy:
                 return self._native(batch)
+            hidden = self._native(batch, want_hidden=True)
+            return choose(self.decoder.logits(hidden), samplers)
         placed = batch.to(self.device)
         if carried is not None:
             carried.fill(placed.ids)
@@ -120,9 +123,7 @@ class Runner:
                 pad_slot=self.num_blocks * self.block_size,
             )
         elif isinstance(self.ops, NativeOps) and self._whole_steps(self.ops.library):
-            rows = min(NATIVE_ROWS, self.policy.max_num_seqs)
-            packer = self.ops.packer
-            self._native = DecodeStep(self.ops.library, self.weights, self.cache, rows, packer)
+            self._native = Step(self.ops.library, self.weights, self.cache, self.ops.packer)
 
     def _whole_steps(self, library: Library) -> bool:
         return library.fast_bf16 and self.weights.embedding.dtype == torch.bfloat16

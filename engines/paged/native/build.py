@@ -1,4 +1,4 @@
-"""Compiles kernels.cpp once for this source, compiler and processor, and loads the result."""
+"""Compiles kernels.cpp once for its text, compiler and processor, and loads the result."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from pathlib import Path
 from headway.engines.models import default_home
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
+HEADERS = (SOURCE.with_name("tile.h"), SOURCE.with_name("attention.h"))
 COMPILERS = ("c++", "g++", "clang++")
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
 TIME_LIMIT_S = 300
@@ -72,7 +73,8 @@ def _compiler() -> str | None:
 
 def _key(compiler: str, flags: tuple[str, ...]) -> str:
     version = _run([compiler, "--version"])
-    parts = (SOURCE.read_text("utf-8"), version, " ".join(flags), _processor())
+    texts = (file.read_text("utf-8") for file in (SOURCE, *HEADERS))
+    parts = (*texts, version, " ".join(flags), _processor())
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 

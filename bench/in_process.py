@@ -155,12 +155,13 @@ def warm_up(engine: Engine, given: Iterator[tuple[int, ...]], concurrency: int) 
 class Split:
     """Where a decode step goes, in seconds a step of `rows` sequences; None for what is not said.
 
-    `wall_s` is by our own clock, `parts` by the engine's, which costs speed to tell.
+    `wall_s` is the median by our own clock, `parts` are means by the engine's, which costs speed to
+    tell.
     """
 
     rows: int
     steps: int
-    wall_s: float
+    wall_s: float | None
     parts: Mapping[str, float | None]
 
     def shares(self) -> dict[str, float | None]:
@@ -207,16 +208,18 @@ def decode_split(
 
 def _steps(engine: Engine, rows: int) -> Split:
     """Step until the first sequence has ended; the step that ends it is no longer counted."""
-    steps, before, started_s = 0, dict(engine.stats()), time.perf_counter()
-    after, ended_s = before, started_s
+    before = after = dict(engine.stats())
+    taken: list[float] = []
     while True:
+        started_s = time.perf_counter()
         outputs = engine.step()
         if any(output.finish_reason is not None for output in outputs):
             break
-        steps, after, ended_s = steps + 1, engine.stats(), time.perf_counter()
-    count = max(steps, 1)
+        taken.append(time.perf_counter() - started_s)
+        after = dict(engine.stats())
+    count = max(len(taken), 1)
     parts = {name: _grown(before, after, f"{name}_total", count) for name in (WHOLE, *PARTS)}
-    return Split(rows, steps, (ended_s - started_s) / count, parts)
+    return Split(rows, len(taken), statistics.median(taken) if taken else None, parts)
 
 
 def _grown(

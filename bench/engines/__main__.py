@@ -53,7 +53,7 @@ def main(argv: Sequence[str]) -> int:
         sys.stderr.write(f"engines: {error}\n")
         return 2
     except KeyboardInterrupt:
-        sys.stderr.write(f"engines: interrupted; `{_again(given)}` carries the night on\n")
+        sys.stderr.write("engines: interrupted; the same command carries the night on\n")
         return 3
     asked = options.engines if given.night is None or given.engines else ()
     found = rows(results, beside.machine, asked)
@@ -100,10 +100,6 @@ def _engines(results: Results) -> dict[str, Any]:
             kept = ("kind", "version", "dtype", "settings", "versions")
             found[one.name] = {name: getattr(infos[-1], name) for name in kept}
     return found
-
-
-def _again(given: argparse.Namespace) -> str:
-    return f"the same command with --folder {given.folder}"
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -65,7 +65,7 @@ def _workload(workload: str, rows: Sequence[Row]) -> Table:
                 end_section=place == len(here) - 1,
             )
     if any(row["vllm"] == row["engine"] for row in rows):
-        table.caption = "* vLLM's faster arm, which the others are divided by"
+        table.caption = "* vLLM's faster arm, which the others are divided by\n"
         table.caption_justify = "left"
     return table
 

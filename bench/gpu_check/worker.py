@@ -138,7 +138,8 @@ def _alone(
     watched = decode_split(engine, given, SPLIT_TOKENS, rows, watch.around)
     # The step that ends the first sequence is watched as well, but not counted.
     busy_s = None if watch.busy_s is None else watch.busy_s / (watched.steps + 1)
-    share = None if busy_s is None else max(0.0, 1 - busy_s / plain.wall_s)
+    known = busy_s is not None and plain.wall_s
+    share = max(0.0, 1 - busy_s / plain.wall_s) if known else None
     return {"decode_step_s": plain.wall_s, "gpu_busy_s": busy_s, "host_share": share}
 
 

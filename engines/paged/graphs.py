@@ -48,7 +48,7 @@ class GraphedDecode:
         pad_slot: int,
         capture: bool = True,
     ) -> None:
-        if capture and not getattr(attention, "capturable", False):
+        if capture and not attention.capturable:
             raise ValueError(f"attention {attention.name} asks the host for lengths: no CUDA graph")
         if capture and not torch.cuda.is_available():
             raise ValueError("CUDA graphs need a GPU")

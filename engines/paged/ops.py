@@ -46,12 +46,17 @@ class Ops(Protocol):
 
 
 class TorchOps:
-    """Implements `Ops`."""
+    """Implements `Ops`; `reorder` keeps weights in the order that a CPU multiplies them in."""
 
     name = "torch"
 
+    def __init__(self, reorder: bool = False) -> None:
+        self._reorder = reorder
+
     def pack(self, weight: Tensor, bias: Tensor | None) -> Linear:
-        """Keep the weight as it is."""
+        """Keep the weight as it is, or reordered."""
+        if self._reorder and weight.device.type == "cpu":
+            return prepacked(weight, bias)
         return lambda x: functional.linear(x, weight, bias)
 
     def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
@@ -82,6 +87,22 @@ class TorchOps:
     def argmax(self, logits: Tensor) -> Tensor:
         """Return the first place of each row's largest logit."""
         return logits.float().argmax(dim=-1)
+
+
+def prepacked(weight: Tensor, bias: Tensor | None) -> Linear:
+    """Return a product with a bf16 weight in oneDNN's order; where there is none, with it as it is.
+
+    The operations are those that torch's compiler calls for a weight that does not change.
+    """
+    ops = torch.ops.mkldnn
+    if weight.dtype != torch.bfloat16:
+        return lambda x: functional.linear(x, weight, bias)
+    try:
+        packed = ops._reorder_linear_weight(weight.to_mkldnn())
+        ops._linear_pointwise(weight[:1], packed, bias, "none", [], "")
+    except (RuntimeError, AttributeError):  # a build or a processor without it
+        return lambda x: functional.linear(x, weight, bias)
+    return lambda x: ops._linear_pointwise(x, packed, bias, "none", [], "")
 
 
 def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

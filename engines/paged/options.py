@@ -57,7 +57,7 @@ class PagedOptions:
     """Arguments; None is what the rung or the machine gives.
 
     `cache_gib` or `num_blocks` size the cache, else a share of the memory that is free. `attention`
-    is auto, plain, sdpa, native, flex, triton or flash_attn; `kernels` auto, torch or native.
+    is auto, plain, sdpa, native or triton; `kernels` auto, torch or native.
     `overlap` prepares a step while the one before it computes. `profile` times the parts of steps,
     which costs speed.
     """

@@ -27,10 +27,6 @@ from headway.engines.paged.options import KIND, RUNGS, PagedOptions
 from headway.engines.paged.profile import Profile
 from headway.engines.sampling import Sampler, choose
 
-import os
-
-NATIVE_TOKENS = int(os.environ.get("NT", "100000"))
-
 
 class Runner:
     """A loaded model, its cache, and the fastest way here to pass a batch through them."""
@@ -49,7 +45,7 @@ class Runner:
         self.num_blocks = num_blocks_of(
             options, self.policy, shape, self.block_size, self.device, like.element_size()
         )
-        self.ops, library = _ops(options.kernels or rung.kernels, self.device, like.dtype)
+        self.ops, library = _ops(options, self.device, like.dtype)
         self.attention = choose_attention(
             options.attention or rung.attention,
             self.device,
@@ -60,7 +56,7 @@ class Runner:
         )
         self.profile = Profile(self.device) if options.profile else None
         # The last block is nobody's: padding of recorded steps is written there.
-        self.cache = new_cache(shape, self.num_blocks + 1, self.block_size, like)
+        self.cache = new_cache(shape, self.num_blocks + rung.graphs, self.block_size, like)
         timed = {} if self.profile is None else {"timed": self.profile.timed}
         self.decoder = Decoder(self.weights, self.ops, self.attention, **timed)
         self._graphed: GraphedDecode | None = None
@@ -95,7 +91,7 @@ class Runner:
             ids = carried and carried.fill(batch.ids.to(self.device, non_blocking=True))
             # A copy: the next step may come before this one is read.
             return self._graphed(batch, ids).clone()
-        if self._native is not None and batch.num_tokens <= NATIVE_TOKENS:
+        if self._native is not None:
             if carried is not None:
                 carried.fill(batch.ids)
             if greedy:
@@ -112,7 +108,7 @@ class Runner:
 
     def _record(self) -> None:
         """Make decode steps one unit, where this device and precision have one."""
-        if self.device.type == "cuda" and getattr(self.attention, "capturable", False):
+        if self.device.type == "cuda" and self.attention.capturable:
             self._graphed = GraphedDecode(
                 self.decoder,
                 self.ops,
@@ -129,15 +125,20 @@ class Runner:
         return library.fast_bf16 and self.weights.embedding.dtype == torch.bfloat16
 
 
-def _ops(wanted: str, device: torch.device, dtype: torch.dtype) -> tuple[Ops, Library | None]:
+def _ops(
+    options: PagedOptions, device: torch.device, dtype: torch.dtype
+) -> tuple[Ops, Library | None]:
     """Return the operations that were asked for, and the compiled kernels where there are any.
 
     Raises ValueError where `native` was asked for and cannot be had.
     """
+    rung = RUNGS[options.rung]
+    wanted = options.kernels or rung.kernels
     library, why = available() if device.type == "cpu" else (None, "they are for CPUs")
     if library is not None and dtype == torch.float16:
         library, why = None, "they know float32 and bfloat16"
     if wanted == "native" and library is None:
         raise ValueError(f"{KIND}: argument kernels is native, and there are none: {why}")
-    ops: Ops = TorchOps() if wanted == "torch" or library is None else NativeOps(library)
-    return ops, library
+    if wanted == "torch" or library is None:
+        return TorchOps(reorder=rung.graphs), library
+    return NativeOps(library), library

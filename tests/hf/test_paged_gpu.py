@@ -1,8 +1,7 @@
 """What a GPU runs of the paged engine, as far as a machine without one can tell.
 
-The Triton kernels run in Triton's interpreter, and are compiled for GPUs that are not here.
-flash-attn is a stand-in that does in plain torch what its documentation says. CUDA graphs are
-recorded operations, replayed on the memory that they were recorded on.
+The Triton kernels run in Triton's interpreter, and are compiled for GPUs that are not here. CUDA
+graphs are recorded operations, replayed on the memory that they were recorded on.
 """
 
 from __future__ import annotations
@@ -31,9 +30,7 @@ from headway.engines import boot
 from headway.engines.models import prepare
 from headway.engines.models.loading import load
 from headway.engines.paged import weights as paged_weights
-from headway.engines.paged.attention import choose as choosing
 from headway.engines.paged.attention.choose import choose
-from headway.engines.paged.attention.flex import Flex
 from headway.engines.paged.attention.plain import Plain
 from headway.engines.paged.attention.sdpa import Sdpa
 from headway.engines.paged.batch import Batch, RowPlan, build
@@ -43,7 +40,6 @@ from headway.engines.paged.ops import TorchOps
 
 TRITON = importlib.util.find_spec("triton") is not None
 needs_triton = pytest.mark.skipif(not TRITON, reason="triton is not installed here")
-NAMES = [pytest.param("triton", marks=needs_triton), "flash_attn", "flex"]
 PACKAGE = "headway.engines.paged.attention"
 
 
@@ -86,67 +82,9 @@ def interpreted() -> Iterator[ModuleType]:
     sys.modules.pop(f"{PACKAGE}.triton_paged", None)
 
 
-def paged(cache: Tensor, table: Tensor, length: int) -> Tensor:
-    return cache[table.long()].flatten(0, 1)[:length]
-
-
-def one_row(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    mask = torch.ones(len(q), len(k), dtype=torch.bool).tril(len(k) - len(q))
-    return Plain().attend(q[None], k[None], v[None], mask[None], scale)[0]
-
-
-def with_kvcache(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, *, cache_seqlens: Tensor, block_table: Tensor,
-    softmax_scale: float, causal: bool,
-) -> Tensor:  # fmt: skip
-    assert causal
-    assert cache_seqlens.dtype == block_table.dtype == torch.int32
-    made = torch.zeros_like(q)
-    for row, length in enumerate(cache_seqlens.tolist()):
-        if length:
-            k, v = (paged(cache, block_table[row], length) for cache in (k_cache, v_cache))
-            made[row] = one_row(q[row], k, v, softmax_scale)
-    return made
-
-
-def varlen(
-    q: Tensor, k: Tensor, v: Tensor, *, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor,
-    max_seqlen_q: int, max_seqlen_k: int, softmax_scale: float, causal: bool, block_table: Tensor,
-) -> Tensor:  # fmt: skip
-    assert causal
-    assert cu_seqlens_q.dtype == cu_seqlens_k.dtype == block_table.dtype == torch.int32
-    assert cu_seqlens_q.is_contiguous()
-    assert cu_seqlens_k.is_contiguous()
-    assert max_seqlen_q == int(cu_seqlens_q.diff().max())
-    assert max_seqlen_k == int(cu_seqlens_k.diff().max())
-    starts, made = cu_seqlens_q.tolist(), torch.empty_like(q)
-    assert starts[-1] == len(q)
-    for row, length in enumerate(cu_seqlens_k.diff().tolist()):
-        one = slice(starts[row], starts[row + 1])
-        keys, values = (paged(cache, block_table[row], length) for cache in (k, v))
-        made[one] = one_row(q[one], keys, values, softmax_scale)
-    return made
-
-
 @pytest.fixture
-def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """Give the flash-attn backend over a stand-in for the package."""
-    package = ModuleType("flash_attn")
-    package.flash_attn_varlen_func = varlen  # type: ignore[attr-defined]
-    package.flash_attn_with_kvcache = with_kvcache  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "flash_attn", package)
-    sys.modules.pop(f"{PACKAGE}.flash_attn", None)
-    yield importlib.import_module(f"{PACKAGE}.flash_attn")
-    sys.modules.pop(f"{PACKAGE}.flash_attn", None)
-
-
-@pytest.fixture
-def attention(request: pytest.FixtureRequest) -> Any:
-    if request.param == "triton":
-        return request.getfixturevalue("interpreted").TritonPaged(8)
-    if request.param == "flash_attn":
-        return request.getfixturevalue("stand_in").FlashAttn()
-    return Flex(compiled=False)
+def attention(interpreted: ModuleType) -> Any:
+    return interpreted.TritonPaged(8)
 
 
 # ---- attention -----------------------------------------------------------------------------------
@@ -223,12 +161,8 @@ def passes(draw: st.DrawFn) -> Pass:
     )
 
 
-@pytest.mark.parametrize("attention", NAMES, indirect=True)
 def test_it_is_plain_attention_and_looks_at_no_other_slot(attention: Any):
-    # FlexAttention takes a second for each new shape.
-    examples = 3 if attention.name == "flex" else 10
-
-    @settings(max_examples=examples, deadline=None, derandomize=True, database=None)
+    @settings(max_examples=10, deadline=None, derandomize=True, database=None)
     @given(passes())
     def run(one: Pass) -> None:
         check(attention, one)
@@ -236,13 +170,11 @@ def test_it_is_plain_attention_and_looks_at_no_other_slot(attention: Any):
     run()
 
 
-@pytest.mark.parametrize("attention", NAMES, indirect=True)
 @pytest.mark.parametrize("head_dim", [128, 256])
 def test_wide_heads(attention: Any, head_dim: int):
     check(attention, a_pass([(40, 1), (64, 1), (20, 9)], 16, 1, 6, head_dim))
 
 
-@pytest.mark.parametrize("attention", NAMES, indirect=True)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precisions(attention: Any, dtype: torch.dtype):
     check(attention, a_pass([(150, 1), (2, 1), (70, 50)], 16, 2, 3, 64, dtype), tolerance=2e-2)
@@ -272,18 +204,15 @@ def test_splits_fill_the_device_and_no_more(processors: int, request: pytest.Fix
             assert splits == 1 or (splits <= tiles and splits * programs <= 2 * processors)
 
 
-@pytest.mark.parametrize("attention", NAMES[:2], indirect=True)
 @pytest.mark.parametrize("rows", [1, 5])
 def test_padded_rows_are_finite_and_the_host_is_not_asked(attention: Any, rows: int):
     """What a graph relies on: lengths on the host say nothing, tables end in garbage."""
     one = a_pass([(17 * row + 3, 1) for row in range(rows)], 16, 2, 3, 32)
     padded, width = rows + 3, one.batch.block_tables.shape[1] + 4
     tables = torch.zeros(padded, width, dtype=torch.int32)
-    tables[:rows] = 2**30 if attention.name == "triton" else 0
     tables[:rows, : width - 4] = one.batch.block_tables
-    if attention.name == "triton":
-        for row, length in enumerate(one.batch.lengths):
-            tables[row, -(-length // 16) :] = 2**30
+    for row, length in enumerate(one.batch.lengths):
+        tables[row, -(-length // 16) :] = 2**30
     lens = torch.zeros(padded, dtype=torch.int32)
     lens[:rows] = one.batch.context_lens
     batch = replace(
@@ -353,7 +282,6 @@ def test_on_a_cpu():
     of = ("cpu", torch.bfloat16, 64, 16)
     assert isinstance(choose("plain", *of), Plain)
     assert isinstance(choose("sdpa", *of), Sdpa)
-    assert isinstance(choose("flex", *of), Flex)
     assert choose("native", *of, native) is native
     assert choose("auto", *of, native) is native
     assert isinstance(choose("auto", *of), Sdpa)
@@ -364,9 +292,7 @@ def test_on_a_cpu():
     [
         ("native", 64, "compiled kernels, which are not here"),
         ("triton", 64, "triton needs a GPU, and the device is cpu"),
-        ("flash_attn", 64, "flash_attn needs a GPU, and the device is cpu"),
-        ("flex", 80, "power of two, from 16 on, not 80"),
-        ("best", 64, "auto, plain, sdpa, native, flex, triton, flash_attn, not 'best'"),
+        ("best", 64, "auto, plain, sdpa, native, triton, not 'best'"),
     ],
 )
 def test_what_cannot_be_had_is_one_sentence(
@@ -377,42 +303,19 @@ def test_what_cannot_be_had_is_one_sentence(
         choose(name, "cpu", torch.float32, head_dim, 16)
 
 
-def modules(monkeypatch: pytest.MonkeyPatch, **there: str | None) -> None:
-    """Have these modules, each with what it refuses with; others cannot be imported."""
-
-    def load_module(path: str) -> Any:
-        name = path.rsplit(".", 1)[1].replace("triton_paged", "triton")
-        if name not in there:
-            raise ImportError(f"No module named {name!r}")
-        return SimpleNamespace(
-            refusal=lambda *_: there[name], make=lambda _: SimpleNamespace(name=name)
-        )
-
-    monkeypatch.setattr(choosing.importlib, "import_module", load_module)
-
-
 def test_on_a_gpu(monkeypatch: pytest.MonkeyPatch):
+    """`auto` is Triton's where it can be had, and what any device has where not."""
     of = ("cuda", torch.bfloat16, 64, 256)
-    modules(monkeypatch, triton=None, flash_attn=None)
-    assert choose("auto", *of).name == "triton"
-    assert choose("auto", *of, Plain()).name == "triton"
-    assert choose("flash_attn", *of).name == "flash_attn"
-    modules(monkeypatch, triton="no such heads", flash_attn=None)
-    assert choose("auto", *of).name == "flash_attn"
+    module = SimpleNamespace(refusal=lambda *_: None, make=lambda _: SimpleNamespace(name="there"))
+    monkeypatch.setitem(sys.modules, f"{PACKAGE}.triton_paged", module)
+    assert choose("auto", *of, Plain()).name == choose("triton", *of).name == "there"
+    module.refusal = lambda *_: "no such heads"
+    assert isinstance(choose("auto", *of, Plain()), Sdpa)
     with pytest.raises(ValueError, match="no such heads"):
         choose("triton", *of)
-    modules(monkeypatch, flash_attn="blocks of 256")
-    assert isinstance(choose("auto", *of, Plain()), Sdpa)
-    with pytest.raises(ValueError, match="triton cannot be imported: No module named 'triton'"):
+    monkeypatch.setitem(sys.modules, f"{PACKAGE}.triton_paged", None)
+    with pytest.raises(ValueError, match="attention triton cannot be imported: "):
         choose("triton", *of)
-
-
-def test_what_flash_attn_cannot_take(stand_in: ModuleType):
-    assert stand_in.refusal(torch.bfloat16, 128, 256) is None
-    assert stand_in.refusal(torch.float16, 80, 512) is None
-    assert "not in float32" in stand_in.refusal(torch.float32, 128, 256)
-    assert "head_dim" in stand_in.refusal(torch.bfloat16, 320, 256)
-    assert "not of 16" in stand_in.refusal(torch.bfloat16, 128, 16)
 
 
 @needs_triton
@@ -633,7 +536,7 @@ def test_what_a_graph_cannot_hold_is_refused(tiny: paged_weights.Weights):
         decoder = Decoder(tiny, ops, attention)
         return GraphedDecode(decoder, ops, attention, cache, 2, 2, 15, capture)
 
-    for attention in (Plain(), Sdpa(), Flex(compiled=False)):
+    for attention in (Plain(), Sdpa()):
         with pytest.raises(ValueError, match=f"attention {attention.name} asks the host"):
             graphed(attention, capture=True)
     if not torch.cuda.is_available():

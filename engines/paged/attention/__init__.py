@@ -13,6 +13,7 @@ class Attention(Protocol):
     """Each token of a pass attends to its own sequence up to itself."""
 
     name: str
+    capturable: bool  # whether a CUDA graph can hold it: it asks the host for no length
 
     def __call__(
         self, q: Tensor, keys: Tensor, values: Tensor, batch: Batch, scale: float

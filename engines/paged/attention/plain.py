@@ -15,6 +15,7 @@ class Plain:
     """Implements `Attention` on any device. Subclasses replace `attend`."""
 
     name = "plain"
+    capturable = False
 
     def __call__(
         self, q: Tensor, keys: Tensor, values: Tensor, batch: Batch, scale: float

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from headway.engines.paged.batch import Batch
 from headway.engines.paged.native.library import Library, check, rows_of
 from headway.engines.paged.native.packing import Packer
+from headway.engines.paged.ops import prepacked
 from headway.engines.paged.weights import Linear
 
 # With AVX512-BF16 our matrix product is the faster one at any number of rows; where there are
@@ -137,6 +137,7 @@ class NativeAttention:
     """Implements `attention.Attention`: reads the blocks where they lie."""
 
     name = "native"
+    capturable = False
 
     def __init__(self, library: Library) -> None:
         self._library = library
@@ -187,20 +188,6 @@ def has_matrix_units() -> bool:
     """Whether the processor multiplies bf16 tiles (AMX); a torch that cannot say has none."""
     asked = getattr(torch.cpu, "_is_amx_tile_supported", None)
     return bool(asked and asked())
-
-
-def prepacked(weight: Tensor, bias: Tensor | None) -> Linear:
-    """Return a product with a weight in oneDNN's order, or where there is none, torch's."""
-    plain: Linear = lambda x: functional.linear(x, weight, bias)  # noqa: E731
-    if not torch.backends.mkldnn.is_available() or weight.dtype != torch.bfloat16:
-        return plain
-    ops = torch.ops.mkldnn
-    try:
-        packed = ops._reorder_linear_weight(weight.to_mkldnn())
-        ops._linear_pointwise(weight[:1], packed, bias, "none", [], "")
-    except (RuntimeError, AttributeError):  # a build or a processor without it
-        return plain
-    return lambda x: ops._linear_pointwise(x, packed, bias, "none", [], "")
 
 
 def check_tables(batch: Batch, block_size: int) -> None:

@@ -145,7 +145,8 @@ class Step:
 
     def _pointer(self, tensor: Tensor, shape: tuple[int, ...]) -> int:
         self._kept.append(tensor)
-        return check(tensor, torch.bfloat16, shape, "a weight").data_ptr()
+        pointer: int = check(tensor, torch.bfloat16, shape, "a weight").data_ptr()
+        return pointer
 
 
 def _pairs(projection: Projection) -> list[tuple[Tensor, Tensor | None]]:

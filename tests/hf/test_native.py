@@ -113,15 +113,12 @@ def test_rotate_and_write(
     angles = noise(seed + 3, tokens, half) * 100
     cos, sin = angles.cos(), angles.sin()
     slots = torch.randperm(3 * tokens, generator=torch.Generator().manual_seed(seed))[:tokens]
-    wanted_q, wanted_k = TorchOps().rotate(q.float(), k.float(), cos, sin)
-    found_q, found_k = ops().rotate(q, k, cos, sin)
-    assert_near(found_q, wanted_q, 1)
-    assert_near(found_k, wanted_k, 1)
-    caches = [torch.full((3, tokens, kv_heads, 2 * half), 7.0, dtype=dtype) for _ in range(4)]
-    TorchOps().write(found_k, v, slots, *caches[:2])
-    assert torch.equal(ops().rotate_write(q, k, v, cos, sin, slots, *caches[2:]), found_q)
-    assert torch.equal(caches[0], caches[2])
-    assert torch.equal(caches[1], caches[3])
+    wide = [torch.full((3, tokens, kv_heads, 2 * half), 7.0) for _ in range(2)]
+    caches = [cache.to(dtype) for cache in wide]
+    wanted = TorchOps().rotate_write(q.float(), k.float(), v.float(), cos, sin, slots, *wide)
+    assert_near(ops().rotate_write(q, k, v, cos, sin, slots, *caches), wanted, 1)
+    for found, cache in zip(caches, wide, strict=True):
+        assert_near(found, cache, 1)
 
 
 @quick
@@ -198,7 +195,7 @@ def test_attention(
     dtype: torch.dtype, seed: int, block_size: int, kv_heads: int, group: int, dim: int
 ) -> None:
     rows, num_blocks = plan_rows(random.Random(seed), block_size, 150)
-    batch = build(rows, block_size, "cpu")
+    batch = build(rows, block_size)
     sizes = (1, num_blocks, block_size, kv_heads, dim)
     cache = Cache(noise(seed, *sizes).to(dtype), noise(seed + 1, *sizes).to(dtype))
     q = noise(seed + 2, batch.num_tokens, kv_heads * group, dim).to(dtype)
@@ -215,7 +212,7 @@ def test_attention(
 @pytest.mark.parametrize("length", [511, 512, 1500])
 def test_a_long_context_is_divided(threads: int, length: int) -> None:
     """Scores are wide, so that the parts' largest differ by far."""
-    batch = build([RowPlan([1], length - 1, range(length), True)], 1, "cpu")
+    batch = build([RowPlan([1], length - 1, range(length), True)], 1)
     keys, values = (noise(i, length, 1, 2, 32) for i in range(2))
     q, before = noise(2, 1, 6, 32) * 10, torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -259,7 +256,7 @@ def test_a_pass_is_as_exact_as_torch(name: str, fused: bool) -> None:
     for turn in range(4):
         rows, num_blocks = plan_rows(rng, block_size, 100)
         rows = [replace(row, ids=[i % shared.shape.vocab_size for i in row.ids]) for row in rows]
-        batch = build(rows, block_size, "cpu")
+        batch = build(rows, block_size)
         if not len(batch.last):
             continue
         truth = new_cache(exact.shape, num_blocks, block_size, exact.embedding)
@@ -290,11 +287,11 @@ def test_of_equal_logits_the_first_is_taken() -> None:
     """All rows of the head are one, so that all logits tie; over threads as well."""
     head = noise(0, 1, 96).expand(203, 96).bfloat16().contiguous()
     step, _ = tiny_step(head=head)
-    assert step(build([RowPlan([5], 2, [1], True)] * 3, 4, "cpu")).tolist() == [0, 0, 0]
+    assert step(build([RowPlan([5], 2, [1], True)] * 3, 4)).tolist() == [0, 0, 0]
     head = head.clone()
     head[[77, 150, 202]] *= torch.tensor([[1.5]], dtype=torch.bfloat16)
     step, _ = tiny_step(head=head)
-    batch = build([RowPlan([5], 2, [1], True), RowPlan([9], 0, [2], True)], 4, "cpu")
+    batch = build([RowPlan([5], 2, [1], True), RowPlan([9], 0, [2], True)], 4)
     signs = (step(batch, want_hidden=True).float() @ head[0].float()).sign()
     wanted = [77 if sign > 0 else 0 for sign in signs.tolist()]
     assert step(batch).tolist() == wanted
@@ -302,12 +299,12 @@ def test_of_equal_logits_the_first_is_taken() -> None:
 
 def test_a_step_fills_the_cache_and_nothing_else() -> None:
     step, cache = tiny_step()
-    step(build([RowPlan([5], 6, [3, 1], True), RowPlan([7, 8, 9], 0, [4], False)], 4, "cpu"))
+    step(build([RowPlan([5], 6, [3, 1], True), RowPlan([7, 8, 9], 0, [4], False)], 4))
     written = cache.keys[1].flatten(0, 1).flatten(1).any(dim=1).nonzero().flatten().tolist()
     assert written == [1 * 4 + 2, 4 * 4, 4 * 4 + 1, 4 * 4 + 2]
 
 
-BATCH = build([RowPlan([5], 6, [3, 1], True), RowPlan([7], 2, [2], True)], 4, "cpu")
+BATCH = build([RowPlan([5], 6, [3, 1], True), RowPlan([7], 2, [2], True)], 4)
 
 
 @pytest.mark.parametrize(

@@ -81,9 +81,7 @@ def test_a_processor_without_bf16_gets_the_same(home: Path) -> None:
     product = kernels.PackedLinear(kernels.Packer(library), weight, None)(x)
     torch.testing.assert_close(product, x @ weight.T, rtol=2.0**-7, atol=1e-3)
     keys, values = (torch.randn(5, 16, 2, 40, generator=generator).bfloat16() for _ in range(2))
-    batch = build_batch(
-        [RowPlan([1], 19, [3, 1], True), RowPlan([1] * 9, 25, [0, 2, 4], True)], 16, "cpu"
-    )
+    batch = build_batch([RowPlan([1], 19, [3, 1], True), RowPlan([1] * 9, 25, [0, 2, 4], True)], 16)
     q = torch.randn(10, 6, 40, generator=generator).bfloat16()
     wanted = Plain()(q.float(), keys.float(), values.float(), batch, 0.2)
     found = kernels.NativeAttention(library)(q, keys, values, batch, 0.2)

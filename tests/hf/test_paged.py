@@ -15,9 +15,10 @@ import torch
 import transformers
 
 from headway.engines.contract import Submission
-from headway.engines.models import ModelFolder, prepare
+from headway.engines.models import ModelFolder, prepare, tiny_recall
 from headway.engines.models.folder import ModelError
 from headway.engines.models.loading import load
+from headway.engines.models.tiny_recall.task import recall_prompt
 from headway.engines.paged import Paged, weights
 from headway.engines.paged.options import RUNGS
 
@@ -131,6 +132,20 @@ def test_prompts_that_were_seen_are_found_and_answered_alike(
 @pytest.mark.parametrize("attention", ["plain", "sdpa"])
 def test_each_attention_gives_the_same(folder: ModelFolder, right: Answers, attention: str) -> None:
     same(folder, {id: right[id] for id in range(11)}, attention=attention)
+
+
+@pytest.mark.parametrize("rung", ["flash32", "graphs"])
+def test_recall_in_bfloat16(rung: str) -> None:
+    """Whole answers are known beforehand; of 960 the reference itself gets one wrong in bf16."""
+    engine = Paged(tiny_recall.prepare(), "bfloat16", "cpu", rung=rung, cache_gib=0.1)
+    tasks = [recall_prompt(seed, 30 + 7 * seed) for seed in range(40)]
+    asked = [
+        Submission(id, tuple(prompt), 24, ignore_eos=True) for id, (prompt, _) in enumerate(tasks)
+    ]
+    got = serve(engine, asked)
+    assert sum(got[id] == right[:24] for id, (_, right) in enumerate(tasks)) >= 39
+    if engine.info.settings["kernels"] == "native":
+        assert engine.info.settings["decode_step"] == "native"
 
 
 FAMILIES = {

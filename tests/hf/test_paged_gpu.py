@@ -114,7 +114,7 @@ def a_pass(
     for (before, tokens), need in zip(rows, needs, strict=True):
         table = [free.pop() for _ in range(need)]
         plans.append(RowPlan([0] * tokens, before, table, ends=True))
-    batch = build(plans, block_size, "cpu")
+    batch = build(plans, block_size)
     sizes = (num_blocks, block_size, kv_heads, head_dim)
     used = torch.zeros(num_blocks, block_size, dtype=torch.bool)
     for plan, length in zip(plans, batch.lengths, strict=True):
@@ -423,7 +423,7 @@ class Night:
         ]
         for cache in self.caches:
             for plan in plans:  # one by one: a row of one token must not count as a decode
-                hidden = self.plain.hidden(build([plan], BLOCK, "cpu"), cache)
+                hidden = self.plain.hidden(build([plan], BLOCK), cache)
             assert hidden.isfinite().all()
         for ids in self.ids:
             ids += self._invent(1)
@@ -445,7 +445,7 @@ class Night:
             RowPlan(self.ids[row][-1:], len(self.ids[row]) - 1, self.tables[row], True)
             for row in rows
         ]
-        batch = build(plans, BLOCK, "cpu")
+        batch = build(plans, BLOCK)
         hidden = self.plain.hidden(batch, self.caches[0])
         wanted = self.ops.argmax(self.plain.logits(hidden))
         self.soil()
@@ -549,4 +549,4 @@ def test_what_a_graph_cannot_hold_is_refused(tiny: paged_weights.Weights):
         [RowPlan([1, 2], 0, [0], True)],
     ):
         with pytest.raises(ValueError, match="up to 2 decoding rows of up to 2 blocks"):
-            step(build(rows, BLOCK, "cpu"))
+            step(build(rows, BLOCK))

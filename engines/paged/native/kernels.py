@@ -75,23 +75,11 @@ class NativeOps:
         )  # fmt: skip
         return out
 
-    def rotate(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        """Turn q [tokens, heads, head_dim] and k by each token's angles [tokens, head_dim / 2]."""
-        turned = tuple(torch.empty(x.shape, dtype=x.dtype) for x in (q, k))
-        for x, out in zip((q, k), turned, strict=True):
-            self._turn(x, cos, sin, None, out)
-        return turned[0], turned[1]
-
-    def write(self, k: Tensor, v: Tensor, slots: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Write k and v [tokens, kv_heads, head_dim] of a layer into their slots of its cache."""
-        self._scatter(k, slots, keys)
-        self._scatter(v, slots, values)
-
     def rotate_write(
         self, q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, slots: Tensor,
         keys: Tensor, values: Tensor,
     ) -> Tensor:  # fmt: skip
-        """Do `rotate` and `write` in one: k goes turned into the cache; returns q turned."""
+        """Turn q and k [tokens, heads, head_dim] by their angles; k and v go into the cache."""
         out = torch.empty(q.shape, dtype=q.dtype)
         self._turn(q, cos, sin, None, out)
         self._turn(k, cos, sin, slots, keys)

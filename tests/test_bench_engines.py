@@ -284,3 +284,18 @@ def test_long_code_misses_its_goal(tmp_path):
     assert lines == 2001
     assert engines.goals.goals([], "cpu", lines)[-1].met is False
     assert engines.goals.goals([], "cpu", 2000)[-1].met is True
+
+
+def test_where_steps_go_is_shown_and_what_could_not_be_split_is_said():
+    split = {"rows": 8, "steps": 9, "wall_s": 0.012, "weights_share": 0.7, "attention_share": None}
+    profile = {
+        "graphs": {"splits": [split, {"rows": 32, "error": "does not decode 32"}]},
+        "paged": {"error": "no such model"},
+        "chunked": {},
+    }
+    text = engines.table.render([], profile, ())
+    (line,) = [one for one in text.splitlines() if "12.0" in one]
+    assert line.split() == ["8", "graphs", "12.0", "70", "%", "—", "—", "—"]
+    for said in ("graphs, 32 rows: does not decode 32", "paged: no split of its steps: no such"):
+        assert said in text
+    assert "chunked: no split of its steps: it said nothing" in text

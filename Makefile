@@ -57,6 +57,7 @@ bench-engines: setup
 	.venv/bin/python bench/engines $(ARGS)
 
 gpu-check:
+	@test -n "$(PYTHON)" || { echo "say PYTHON=/path/to/python: 3.11 or later, with torch" >&2; exit 1; }
 	"$(PYTHON)" bench/gpu_check $(ARGS)
 
 lint: tools

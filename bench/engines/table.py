@@ -28,7 +28,7 @@ def render(rows: Sequence[Row], profile: Mapping[str, Any], reached: Sequence[Go
         console.print(_profile(profile))
     if reached:
         console.print(_goals(reached))
-    for line in _said(rows):
+    for line in (*_said(rows), *_unsplit(profile)):
         console.print(line, soft_wrap=True)
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
 
@@ -81,7 +81,10 @@ def _profile(profile: Mapping[str, Any]) -> Table:
     table = _table("where a decode step goes, of a launch that measures it and is slower for it")
     _columns(table, ("rows", "engine", "step ms", *PARTS))
     splits = [
-        (split, engine) for engine, told in profile.items() for split in told.get("splits", ())
+        (split, engine)
+        for engine, told in profile.items()
+        for split in told.get("splits", ())
+        if "error" not in split
     ]
     for split, engine in sorted(splits, key=lambda one: one[0]["rows"]):
         shares = [_percent(split.get(f"{part}_share")) for part in PARTS]
@@ -115,6 +118,16 @@ def _said(rows: Sequence[Row]) -> Iterator[str]:
         for problem in row["problems"]:
             lines[f"{row['engine']}, {row['workload']} {own}: {problem}"] = None
     yield from lines
+
+
+def _unsplit(profile: Mapping[str, Any]) -> Iterator[str]:
+    """Say whose steps, or steps of how many rows, could not be split."""
+    for engine, told in profile.items():
+        if not told.get("splits"):
+            yield f"{engine}: no split of its steps: {told.get('error', 'it said nothing')}"
+        for split in told.get("splits", ()):
+            if "error" in split:
+                yield f"{engine}, {split['rows']} rows: {split['error']}"
 
 
 def _table(title: str) -> Table:

@@ -16,6 +16,7 @@ def test_it_runs_whole_on_a_cpu(tmp_path):
     words = ["--device", "cpu", "--models", "synthetic:tiny", "--engines", ENGINES]
     words += ["--levels", "1,4,16", "--prompt-tokens", "12", "--output-tokens", "6"]
     words += ["--cell-seconds", "5", "--json", str(tmp_path / "said.json")]
+    words += ["--minutes", "30"]  # however busy the machine is
     done = subprocess.run(
         [sys.executable, str(ROOT / "bench" / "gpu_check"), *words],
         capture_output=True,

@@ -98,7 +98,7 @@ def prepacked(weight: Tensor, bias: Tensor | None) -> Linear:
     if weight.dtype != torch.bfloat16:
         return lambda x: functional.linear(x, weight, bias)
     try:
-        packed = ops._reorder_linear_weight(weight.to_mkldnn())
+        packed = ops._reorder_linear_weight(weight)
         ops._linear_pointwise(weight[:1], packed, bias, "none", [], "")
     except (RuntimeError, AttributeError):  # a build or a processor without it
         return lambda x: functional.linear(x, weight, bias)

@@ -59,7 +59,6 @@ class Step:
             context=shape.context_length,
             num_blocks=cache.num_blocks,
             block_size=cache.block_size,
-            layer_stride=cache.keys.stride(0),
             epsilon=shape.norm_epsilon,
             scale=shape.scale,
         )
@@ -107,7 +106,7 @@ class Step:
             tables=tables.data_ptr(),
             lengths=batch.context_lens.data_ptr(),
         )
-        passed.kept = starts
+        passed.kept = starts  # C has only its address
         return passed
 
     def _layer(self, layer: LayerWeights) -> Layer:
@@ -145,8 +144,7 @@ class Step:
 
     def _pointer(self, tensor: Tensor, shape: tuple[int, ...]) -> int:
         self._kept.append(tensor)
-        pointer: int = check(tensor, torch.bfloat16, shape, "a weight").data_ptr()
-        return pointer
+        return int(check(tensor, torch.bfloat16, shape, "a weight").data_ptr())
 
 
 def _pairs(projection: Projection) -> list[tuple[Tensor, Tensor | None]]:

@@ -29,6 +29,7 @@ from torch.utils._pytree import tree_leaves
 from headway.engines import boot
 from headway.engines.models import prepare
 from headway.engines.models.loading import load
+from headway.engines.paged import attention as attention_package
 from headway.engines.paged import weights as paged_weights
 from headway.engines.paged.attention.choose import choose
 from headway.engines.paged.attention.plain import Plain
@@ -308,12 +309,14 @@ def test_on_a_gpu(monkeypatch: pytest.MonkeyPatch):
     of = ("cuda", torch.bfloat16, 64, 256)
     module = SimpleNamespace(refusal=lambda *_: None, make=lambda _: SimpleNamespace(name="there"))
     monkeypatch.setitem(sys.modules, f"{PACKAGE}.triton_paged", module)
+    monkeypatch.setattr(attention_package, "triton_paged", module, raising=False)
     assert choose("auto", *of, Plain()).name == choose("triton", *of).name == "there"
     module.refusal = lambda *_: "no such heads"
     assert isinstance(choose("auto", *of, Plain()), Sdpa)
     with pytest.raises(ValueError, match="no such heads"):
         choose("triton", *of)
     monkeypatch.setitem(sys.modules, f"{PACKAGE}.triton_paged", None)
+    monkeypatch.delattr(attention_package, "triton_paged")
     with pytest.raises(ValueError, match="attention triton cannot be imported: "):
         choose("triton", *of)
 

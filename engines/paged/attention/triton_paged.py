@@ -29,36 +29,12 @@ def _span(length: tl.tensor, tile_keys: tl.constexpr, splits: tl.constexpr) -> t
     return tl.cdiv(tl.cdiv(length, tile_keys), splits) * tile_keys
 
 
-@triton.jit(do_not_specialize=DEVICE_LENGTHS)  # type: ignore[untyped-decorator]
-def _attend(
-    q: tl.tensor,
-    keys: tl.tensor,
-    values: tl.tensor,
-    out: tl.tensor,
-    sums: tl.tensor,
-    tables: tl.tensor,
-    context_lens: tl.tensor,
-    starts: tl.tensor,
-    scale: tl.tensor,
-    q_stride: tl.tensor,
-    table_stride: tl.tensor,
-    block_size: tl.constexpr,
-    kv_heads: tl.constexpr,
-    group: tl.constexpr,
-    head_dim: tl.constexpr,
-    tokens: tl.constexpr,
-    lines: tl.constexpr,
-    tile_keys: tl.constexpr,
-    splits: tl.constexpr,
-    decode: tl.constexpr,
-) -> None:
-    """Attend with up to tokens tokens of a row, whose heads of one KV head are its lines.
-
-    A row that decodes has one token, at its own place in q; program 0 of it has the first of splits
-    parts of its context. Other rows have the tokens starts[row] to starts[row + 1].
-    """
-    row, kv_head = tl.program_id(1), tl.program_id(2)
-    length = tl.load(context_lens + row)
+@triton.jit  # type: ignore[untyped-decorator]
+def _share(
+    starts: tl.tensor, row: tl.tensor, length: tl.tensor, tokens: tl.constexpr,
+    tile_keys: tl.constexpr, splits: tl.constexpr, decode: tl.constexpr,
+) -> tl.tuple:  # fmt: skip
+    """Return a program's share of a row: first token and count, its tile, and the keys it reads."""
     if decode:
         first = row
         count = 1
@@ -72,18 +48,17 @@ def _attend(
         tile = (tl.num_programs(0) - 1 - tl.program_id(0)) * tokens
         begin = 0
         end = tl.where(tile < count, tl.minimum(length - count + tile + tokens, length), 0)
-    line = tl.arange(0, lines)
-    dim = tl.arange(0, head_dim)
-    token = tile + line // group
-    head = kv_head * group + line % group
-    valid = (line < tokens * group) & (token < count)
-    at = (first + token).to(tl.int64)
-    query = tl.load(
-        q + (at * q_stride + head * head_dim)[:, None] + dim[None, :],
-        mask=valid[:, None],
-        other=0.0,
-    )
-    position = length - count + token
+    return first, count, tile, begin, end
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _read(
+    query: tl.tensor, position: tl.tensor, keys: tl.tensor, values: tl.tensor, table: tl.tensor,
+    begin: tl.tensor, end: tl.tensor, scale: tl.tensor, kv_head: tl.tensor, dim: tl.tensor,
+    block_size: tl.constexpr, kv_heads: tl.constexpr, head_dim: tl.constexpr, lines: tl.constexpr,
+    tile_keys: tl.constexpr,
+) -> tl.tuple:  # fmt: skip
+    """Return the weighted sum of values [lines, head_dim], its weights' sum, and their scale."""
     best = tl.full([lines], float("-inf"), tl.float32)
     total = tl.zeros([lines], tl.float32)
     made = tl.zeros([lines, head_dim], tl.float32)
@@ -91,7 +66,7 @@ def _attend(
     for start in range(begin, end, tile_keys):
         place = start + tl.arange(0, tile_keys)
         inside = place < end
-        block = tl.load(tables + row * table_stride + place // block_size, mask=inside, other=0)
+        block = tl.load(table + place // block_size, mask=inside, other=0)
         slot = block.to(tl.int64) * block_size + place % block_size
         offset = (slot * kv_heads + kv_head) * head_dim
         key = tl.load(keys + offset[None, :] + dim[:, None], mask=inside[None, :], other=0.0)
@@ -105,7 +80,40 @@ def _attend(
         made = made * shrink[:, None]
         made = tl.dot(weight.to(value.dtype), value, made, input_precision="ieee")
         best = top
-    total = tl.where(total > 0, total, 1.0)
+    return made, tl.where(total > 0, total, 1.0), best
+
+
+@triton.jit(do_not_specialize=DEVICE_LENGTHS)  # type: ignore[untyped-decorator]
+def _attend(
+    q: tl.tensor, keys: tl.tensor, values: tl.tensor, out: tl.tensor, sums: tl.tensor,
+    tables: tl.tensor, context_lens: tl.tensor, starts: tl.tensor, scale: tl.tensor,
+    q_stride: tl.tensor, table_stride: tl.tensor, block_size: tl.constexpr, kv_heads: tl.constexpr,
+    group: tl.constexpr, head_dim: tl.constexpr, tokens: tl.constexpr, lines: tl.constexpr,
+    tile_keys: tl.constexpr, splits: tl.constexpr, decode: tl.constexpr,
+) -> None:  # fmt: skip
+    """Attend with up to tokens tokens of a row, whose heads of one KV head are its lines.
+
+    A row that decodes has one token, at its own place in q; program 0 of it has the first of splits
+    parts of its context. Other rows have the tokens starts[row] to starts[row + 1].
+    """
+    row, kv_head = tl.program_id(1), tl.program_id(2)
+    length = tl.load(context_lens + row)
+    first, count, tile, begin, end = _share(starts, row, length, tokens, tile_keys, splits, decode)
+    line = tl.arange(0, lines)
+    dim = tl.arange(0, head_dim)
+    token = tile + line // group
+    head = kv_head * group + line % group
+    valid = (line < tokens * group) & (token < count)
+    at = (first + token).to(tl.int64)
+    query = tl.load(
+        q + (at * q_stride + head * head_dim)[:, None] + dim[None, :],
+        mask=valid[:, None],
+        other=0.0,
+    )
+    made, total, best = _read(
+        query, length - count + token, keys, values, tables + row * table_stride, begin, end,
+        scale, kv_head, dim, block_size, kv_heads, head_dim, lines, tile_keys,
+    )  # fmt: skip
     made = made / total[:, None]
     if splits > 1:
         live = valid & (begin < end)

@@ -3,8 +3,6 @@
 
 #pragma once
 
-#include <omp.h>
-
 #include "tile.h"
 
 namespace {
@@ -300,11 +298,10 @@ void join(const Paged<T>& paged, const Task& task, const float* partials, T* out
 // All threads of a team call this together, on q [tokens][heads × head_dim].
 template <class T>
 void run_tasks(const Paged<T>& paged, const std::vector<Task>& tasks, const T* q, Int q_stride,
-               T* out, Int out_stride, float* partials, bool divided) {
+               T* out, Int out_stride, float* partials, bool divided, Barrier& barrier, int thread,
+               int threads) {
     Int size = paged.group * paged.head_dim;
-    size_t threads = omp_get_num_threads();
-#pragma omp for schedule(static, 1)
-    for (size_t i = 0; i < tasks.size(); ++i) {
+    for (size_t i = thread; i < tasks.size(); i += threads) {
         const Task& task = tasks[i];
         Workspace<T> work(paged, task);
         for (Int head = 0; head < task.kv_heads; ++head)
@@ -314,11 +311,12 @@ void run_tasks(const Paged<T>& paged, const std::vector<Task>& tasks, const T* q
         attend(paged, task, i + threads < tasks.size() ? &tasks[i + threads] : nullptr, work);
         store(paged, task, work, out, out_stride, partials);
     }
+    barrier.wait(threads);
     if (!divided) return;
-#pragma omp for schedule(static)
-    for (size_t i = 0; i < tasks.size(); ++i)
+    for (size_t i = thread; i < tasks.size(); i += threads)
         if (tasks[i].parts > 1 && tasks[i].part == 0)
             join(paged, tasks[i], partials, out, out_stride);
+    barrier.wait(threads);
 }
 
 }  // namespace

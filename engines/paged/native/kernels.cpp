@@ -2,6 +2,8 @@
 //
 // Built by build.py, called through ctypes by library.py, checked against ops.py and attention/.
 
+#include <omp.h>
+
 #include "attention.h"
 
 namespace {
@@ -146,6 +148,7 @@ struct Shared {
     float* partials;
     std::vector<Task> tasks;
     bool divided;
+    Barrier barrier;
 
     Shared(const Model& model, const Pass& pass, int threads) {
         static thread_local std::vector<bf16> narrow_memory;
@@ -201,31 +204,31 @@ void run_layer(const Model& model, Int place, const Pass& pass, Shared& s, int t
             add_row(s.y + token * s.hidden_stride, residual, hidden);
         norm_row(residual, layer.input_norm, hidden, model.epsilon, s.x + token * s.hidden_stride);
     }
-#pragma omp barrier
+    s.barrier.wait(threads);
     for (Int part = 0, column = 0; part < layer.qkv_parts; column += layer.qkv[part++].n)
         multiply(layer.qkv[part], s.x, s.hidden_stride, tokens, s.qkv + column, s.qkv_stride,
                  thread, threads);
-#pragma omp barrier
+    s.barrier.wait(threads);
     for (Int token = mine.begin; token < mine.end; ++token)
         rotate_token(model, layer, pass, token, s.qkv + token * s.qkv_stride, keys, values);
-#pragma omp barrier
+    s.barrier.wait(threads);
     Paged<bf16> paged{keys,           values,        pass.tables, pass.width, model.block_size,
                       model.kv_heads, model.group(), dim,         model.scale};
     run_tasks(paged, s.tasks, s.qkv, s.qkv_stride, s.attended, s.heads_stride, s.partials,
-              s.divided);  // ends with a barrier
+              s.divided, s.barrier, thread, threads);
     multiply(layer.out, s.attended, s.heads_stride, tokens, s.y, s.hidden_stride, thread, threads);
-#pragma omp barrier
+    s.barrier.wait(threads);
     for (Int token = mine.begin; token < mine.end; ++token) {
         bf16* residual = s.residual + token * s.hidden_stride;
         add_row(s.y + token * s.hidden_stride, residual, hidden);
         norm_row(residual, layer.post_norm, hidden, model.epsilon, s.x + token * s.hidden_stride);
     }
-#pragma omp barrier
+    s.barrier.wait(threads);
     multiply_gated(layer.gate, layer.up, s.x, s.hidden_stride, tokens, s.act, s.mlp_stride, thread,
                    threads);
-#pragma omp barrier
+    s.barrier.wait(threads);
     multiply(layer.down, s.act, s.mlp_stride, tokens, s.y, s.hidden_stride, thread, threads);
-#pragma omp barrier
+    s.barrier.wait(threads);
 }
 
 // From the last layer's result to ids, or to hidden states, of the tokens that are asked for.
@@ -239,10 +242,10 @@ void finish(const Model& model, const Pass& pass, Shared& s, Best* best, Int* ne
                  next ? s.x + i * s.hidden_stride : hidden + i * model.hidden);
     }
     if (!next) return;
-#pragma omp barrier
+    s.barrier.wait(threads);
     multiply_argmax(model.head, s.x, s.hidden_stride, pass.asked, best + thread * pass.asked,
                     thread, threads);
-#pragma omp barrier
+    s.barrier.wait(threads);
     for (Int i = mine.begin; i < mine.end; ++i) {  // later threads hold later columns
         Best first = best[i];
         for (int other = 1; other < threads; ++other)
@@ -325,8 +328,10 @@ void attention(const T* q, Int q_stride, const T* keys, const T* values, const i
     Paged<T> paged{keys, values, tables, width, block_size, kv_heads, group, dim, scale};
     std::vector<Task> tasks = plan(starts, lengths, rows, kv_heads, group, threads, count);
     std::vector<float> partials(count * group * (dim + 2));
+    Barrier barrier;
 #pragma omp parallel num_threads(threads)
-    run_tasks(paged, tasks, q, q_stride, out, heads * dim, partials.data(), count > 0);
+    run_tasks(paged, tasks, q, q_stride, out, heads * dim, partials.data(), count > 0, barrier,
+              omp_get_thread_num(), omp_get_num_threads());
 }
 
 }  // namespace

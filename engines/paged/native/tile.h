@@ -8,11 +8,16 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <utility>
 #include <vector>
+
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #if defined(__AVX512BF16__) && defined(__AVX512BW__) && defined(__AVX512VL__)
 #include <immintrin.h>
@@ -174,6 +179,37 @@ void for_row_blocks(Int rows, Use use) {
         use(begin, tile_of<T>(int(end - begin), counts), block);
     }
 }
+
+// Where the threads of a team wait for each other. They spin for some microseconds and then sleep:
+// OpenMP's own barrier spins for milliseconds, which is ruinous where another process wants the
+// processor that the last thread needs.
+class Barrier {
+  public:
+    void wait(int threads) {
+        int now = round_.load();
+        if (arrived_.fetch_add(1) + 1 == threads) {
+            arrived_.store(0);
+            round_.fetch_add(1);
+            if (sleepers_.load() > 0)
+                syscall(SYS_futex, &round_, FUTEX_WAKE_PRIVATE, INT32_MAX, nullptr, nullptr, 0);
+            return;
+        }
+        for (int spin = 0; spin < kSpins; ++spin) {
+            if (round_.load(std::memory_order_acquire) != now) return;
+#ifdef __x86_64__
+            __builtin_ia32_pause();
+#endif
+        }
+        sleepers_.fetch_add(1);  // before the kernel looks at round_ once more: no wake is missed
+        while (round_.load() == now)
+            syscall(SYS_futex, &round_, FUTEX_WAIT_PRIVATE, now, nullptr, nullptr, 0);
+        sleepers_.fetch_sub(1);
+    }
+
+  private:
+    static constexpr int kSpins = 2000;
+    std::atomic<int> round_{0}, arrived_{0}, sleepers_{0};
+};
 
 struct Range {
     Int begin, end;

@@ -16,7 +16,9 @@ import pytest
 MEASURING = frozenset(("workspace", "begin"))
 # Where those are fake ones, and no test draws a narrow line between them (one that does: `alone`)
 # or expects that no Run is replaced.
-PACED = frozenset(("test_frozen.py", "test_plugin.py", "test_proofs.py"))
+PACED = frozenset(
+    ("test_frozen.py", "test_plugin.py", "test_proofs.py", "test_upkeep.py", "test_versus.py")
+)
 
 
 def _load(name: str) -> ModuleType:

@@ -13,7 +13,7 @@ import pytest
 SCRIPT = Path(__file__).with_name("kills.py")
 
 
-@pytest.mark.alone
+@pytest.mark.paced
 @pytest.mark.slow
 def test_kills_at_random_moments_leave_nothing_but_a_clear_verdict() -> None:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}

@@ -145,7 +145,8 @@ def test_sampled_outputs_are_not_judged_and_the_test_says_why(workspace: Any) ->
 USAGE = [
     (
         ("run", "mimi"),
-        "there is no suite 'mimi'; known: gpu, kv_cache, ladder, mini, quick, servers, smoke (did you mean mini?)",
+        "there is no suite 'mimi'; known: gpu, kv_cache, ladder, mini, quick, servers, smoke (did "
+        "you mean mini?)",
     ),
     (("run", "mini", "--set", "suite.launchs=3"), "suite.launchs is not known; allowed:"),
     (

@@ -78,6 +78,37 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
+class Chosen:
+    """Tokens that a pass chose [S]: on the device for the next pass, and on their way to the host.
+
+    The copy is asked for at once. Asked for when it is read, it would come after whatever pass has
+    been launched meanwhile, and steps would not overlap.
+    """
+
+    on_device: Tensor
+    on_host: Tensor
+    copied: torch.cuda.Event | None
+
+    @classmethod
+    def of(cls, tokens: Tensor) -> Chosen:
+        """Start the copy of tokens."""
+        if not tokens.is_cuda:
+            return cls(tokens, tokens, None)
+        on_host = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
+        on_host.copy_(tokens, non_blocking=True)
+        copied = torch.cuda.Event()
+        copied.record()
+        return cls(tokens, on_host, copied)
+
+    def read(self) -> list[int]:
+        """Wait for the copy and return the tokens."""
+        if self.copied is not None:
+            self.copied.synchronize()
+        tokens: list[int] = self.on_host.tolist()
+        return tokens
+
+
+@dataclass(frozen=True, slots=True)
 class Carried:
     """Tokens that the pass before chose, on the device: rows of this pass that begin with them."""
 

@@ -8,13 +8,12 @@ from dataclasses import asdict, dataclass
 
 import torch
 import transformers
-from torch import Tensor
 
 from headway import __version__
 from headway.core import EngineInfo
 from headway.engines.contract import Output, Phase, Submission, parse_options
 from headway.engines.models.folder import ModelFolder
-from headway.engines.paged.batch import Batch, Carried, build
+from headway.engines.paged.batch import Batch, Carried, Chosen, build
 from headway.engines.paged.blocks import BlockManager
 from headway.engines.paged.options import KIND, RUNGS, PagedOptions
 from headway.engines.paged.runner import Runner
@@ -26,9 +25,9 @@ from headway.engines.sampling import Sampler
 
 @dataclass(frozen=True, slots=True)
 class Flight:
-    """A pass that was launched: `chosen` [S] on the device, for `sequences` at their `places`."""
+    """A pass that was launched: what it chose for `sequences`, at their `places`."""
 
-    chosen: Tensor
+    chosen: Chosen
     sequences: tuple[Running, ...]
     places: tuple[int, ...]
 
@@ -152,7 +151,9 @@ class Paged:
             return None
         ending = tuple(one.sequence for one in planned if one.ends)
         samplers = [one.sampler for one in ending]
-        chosen = self._runner.run(self._lay_out(planned), samplers, self._carried(planned))
+        chosen = Chosen.of(
+            self._runner.run(self._lay_out(planned), samplers, self._carried(planned))
+        )
         for one in planned:
             self._count(one)
         for sequence in ending:
@@ -170,7 +171,7 @@ class Paged:
             if one.sequence.ids[one.start + one.count - 1] == UNREAD
         ]
         rows, places = zip(*pairs, strict=True) if pairs else ((), ())
-        return Carried(self._flight.chosen, rows, places) if pairs else None
+        return Carried(self._flight.chosen.on_device, rows, places) if pairs else None
 
     def _count(self, one: Scheduled) -> None:
         sequence = one.sequence
@@ -180,7 +181,7 @@ class Paged:
 
     def _land(self, flight: Flight) -> list[Output]:
         outputs = []
-        tokens = flight.chosen.tolist()
+        tokens = flight.chosen.read()
         for token, sequence, place in zip(tokens, flight.sequences, flight.places, strict=True):
             if sequence.over:
                 continue

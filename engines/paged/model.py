@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
+import mmap
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -114,5 +117,16 @@ def _parts(gate_up: tuple[Linear, ...], x: Tensor) -> tuple[Tensor, ...]:
 def new_cache(shape: Shape, num_blocks: int, block_size: int, like: Tensor) -> Cache:
     """Return an empty cache on the device and in the precision of `like`."""
     sizes = (shape.num_layers, num_blocks, block_size, shape.num_kv_heads, shape.head_dim)
-    keys, values = (torch.zeros(sizes, dtype=like.dtype, device=like.device) for _ in range(2))
+    keys, values = (_zeros(sizes, like) for _ in range(2))
     return Cache(keys, values)
+
+
+def _zeros(sizes: tuple[int, ...], like: Tensor) -> Tensor:
+    """Return zeros; on a CPU they take memory when they are first written, and on large pages."""
+    if like.device.type != "cpu":
+        return torch.zeros(sizes, dtype=like.dtype, device=like.device)
+    memory = mmap.mmap(-1, math.prod(sizes) * like.element_size())
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # refused, it is as it was
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=like.dtype).view(sizes)

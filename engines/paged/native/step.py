@@ -10,7 +10,7 @@ from torch import Tensor
 from headway.engines.paged.batch import Batch, Cache
 from headway.engines.paged.native.kernels import check_tables
 from headway.engines.paged.native.library import Layer, Library, Matrix, Model, Pass, check
-from headway.engines.paged.native.packing import Packer, advise_huge_pages
+from headway.engines.paged.native.packing import Packer
 from headway.engines.paged.weights import Layer as LayerWeights
 from headway.engines.paged.weights import Projection, Weights
 
@@ -36,7 +36,6 @@ class Step:
         sizes = (shape.num_layers, cache.num_blocks, cache.block_size, shape.num_kv_heads)
         for part in (cache.keys, cache.values):
             check(part, torch.bfloat16, (*sizes, shape.head_dim), "the cache")
-            advise_huge_pages(part)
         self._layers = (Layer * shape.num_layers)(*(self._layer(one) for one in weights.layers))
         angles = (shape.context_length, shape.head_dim // 2)
         for table in (weights.cos, weights.sin):

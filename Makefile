@@ -38,7 +38,7 @@ perf: setup
 test: setup-all
 	$(HF_PYTHON) engines/boot.py pytest tests/hf
 	.venv/bin/pytest tests -m "not alone and not paced" -n auto
-	.venv/bin/pytest tests -m paced -n 3
+	.venv/bin/pytest tests -m paced -n 4
 	.venv/bin/pytest tests -m alone
 
 prove: setup

@@ -17,7 +17,8 @@ MEASURING = frozenset(("workspace", "begin"))
 # Where those are fake ones, and no test draws a narrow line between them (one that does: `alone`)
 # or expects that no Run is replaced.
 PACED = frozenset(
-    ("test_frozen.py", "test_plugin.py", "test_proofs.py", "test_upkeep.py", "test_versus.py")
+    f"test_{name}.py"
+    for name in ("frozen", "optional", "out_of_memory", "plugin", "proofs", "upkeep", "versus")
 )
 
 

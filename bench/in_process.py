@@ -173,6 +173,11 @@ class Split:
             if name != WHOLE
         }
 
+    def told(self) -> dict[str, Any]:
+        """Return all of it as JSON values."""
+        said = {"rows": self.rows, "steps": self.steps, "wall_s": self.wall_s, **self.parts}
+        return said | {f"{name}_share": share for name, share in self.shares().items()}
+
 
 def decode_split(
     engine: Engine,

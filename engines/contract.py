@@ -177,6 +177,22 @@ class Backend(Protocol):
         """Stop, and leave no process behind."""
 
 
+def check_step(
+    kind: str, phase: Phase, batch: int, length: int, max_batch: int, context_length: int
+) -> None:
+    """Raise ValueError, one sentence, for a step of more sequences or tokens than there may be."""
+    if not 1 <= batch <= max_batch:
+        raise ValueError(f"{kind} works on 1 to {max_batch} requests at a time, not {batch}")
+    longest = context_length - (phase == "decode")
+    if not 1 <= length <= longest:
+        raise ValueError(f"length must be 1 to {longest} for a {phase} step, not {length}")
+
+
+def step_prompt(row: int, length: int, vocab_size: int) -> tuple[int, ...]:
+    """Return the ids that a timed step passes: others in each row; what they are matters not."""
+    return tuple((17 * row + 7919 * k) % vocab_size for k in range(length))
+
+
 def parse_options(kind: str, options: Callable[..., T], given: Mapping[str, object]) -> T:
     """Build the frozen dataclass `options` from an engine's arguments, as they stand in JSON.
 

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from in_process import Split, decode_split, prompts, warm_up
+from in_process import decode_split, prompts, warm_up
 
 from headway.engines.host.loop import find_engine
 from headway.engines.models import ModelError, default_home, prepare
@@ -35,16 +35,10 @@ def main(text: str) -> int:
     for rows in asked["rows"]:
         try:
             warm_up(engine, given, rows)
-            splits.append(told(decode_split(engine, given, OUTPUT_TOKENS, rows)))
+            splits.append(decode_split(engine, given, OUTPUT_TOKENS, rows).told())
         except (RuntimeError, ValueError) as error:
             splits.append({"rows": rows, "error": str(error).splitlines()[0]})
     return _say({"splits": splits})
-
-
-def told(split: Split) -> dict[str, Any]:
-    """Return a split as JSON values."""
-    said = {"rows": split.rows, "steps": split.steps, "wall_s": split.wall_s, **split.parts}
-    return said | {f"{name}_share": share for name, share in split.shares().items()}
 
 
 def _say(answer: Mapping[str, Any]) -> int:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from engines.weights import step_bytes
-from in_process import Split, closed_loop, decode_split, prompts, warm_up
+from in_process import closed_loop, decode_split, prompts, warm_up
 
 from gpu_check import busy, correct
 from headway.engines.contract import Engine
@@ -26,7 +26,7 @@ from headway.engines.models import ModelFolder, default_home, prepare
 SPLIT_TOKENS, SEED = 24, 11
 # What one cell, one build or one more look at an engine must have left to be begun.
 LEAST_S = 5.0
-FAILURES = (RuntimeError, ValueError, ImportError, NotImplementedError, AssertionError, TypeError)
+FAILURES = (RuntimeError, ValueError, ImportError, AssertionError, TypeError)
 Say = Callable[..., None]
 
 
@@ -161,14 +161,9 @@ def _profile(
         for rows in [level for level in asked["levels"] if level <= 32]:
             warm_up(engine, given, rows)
             split = decode_split(engine, given, SPLIT_TOKENS, rows)
-            say("split", model=folder.name, rows=rows, **_told(split))
+            say("split", model=folder.name, **split.told())
     except FAILURES as error:
         say("split", model=folder.name, error=_first_line(error))
-
-
-def _told(split: Split) -> dict[str, Any]:
-    shares = {f"{name}_share": share for name, share in split.shares().items()}
-    return {"steps": split.steps, "wall_s": split.wall_s, **split.parts, **shares}
 
 
 def _builder(asked: Mapping[str, Any]) -> Callable[[ModelFolder, str], Engine]:

@@ -6,7 +6,7 @@ import time
 
 import torch
 
-from headway.engines.contract import Phase
+from headway.engines.contract import Phase, check_step, step_prompt
 from headway.engines.hf.model import LoadedModel, Passed, decode, prefill
 
 
@@ -24,7 +24,8 @@ class StepTimer:
 
         From ids on the host to ids on the host; the cache of a decode step is made before.
         """
-        self._check(phase, batch, length)
+        longest = self._model.folder.context_length
+        check_step(self._kind, phase, batch, length, self._max_batch, longest)
         if phase == "prefill":
             return self._timed(None, self._prompts(batch, length))
         if self._prepared is None or self._prepared[:2] != (batch, length):
@@ -59,13 +60,4 @@ class StepTimer:
 
     def _prompts(self, batch: int, length: int) -> list[list[int]]:
         vocab_size = self._model.folder.vocab_size
-        return [[(17 * row + 7919 * k) % vocab_size for k in range(length)] for row in range(batch)]
-
-    def _check(self, phase: Phase, batch: int, length: int) -> None:
-        if not 1 <= batch <= self._max_batch:
-            raise ValueError(
-                f"{self._kind} works on 1 to {self._max_batch} requests at a time, not {batch}"
-            )
-        longest = self._model.folder.context_length - (phase == "decode")
-        if not 1 <= length <= longest:
-            raise ValueError(f"length must be 1 to {longest} for a {phase} step, not {length}")
+        return [list(step_prompt(row, length, vocab_size)) for row in range(batch)]

@@ -11,7 +11,14 @@ import transformers
 
 from headway import __version__
 from headway.core import EngineInfo
-from headway.engines.contract import Output, Phase, Submission, parse_options
+from headway.engines.contract import (
+    Output,
+    Phase,
+    Submission,
+    check_step,
+    parse_options,
+    step_prompt,
+)
 from headway.engines.models.folder import ModelFolder
 from headway.engines.paged.batch import Batch, Carried, Chosen, build
 from headway.engines.paged.blocks import BlockManager
@@ -91,7 +98,7 @@ class Paged:
         vocab_size = self._runner.weights.shape.vocab_size
         sequences = []
         for row in range(batch):
-            ids = tuple((17 * row + 7919 * k) % vocab_size for k in range(length + bool(start)))
+            ids = step_prompt(row, length + bool(start), vocab_size)
             sequences.append(Running(Submission(row, ids, 1, salt="time_step"), None))
             assert self._blocks.begin(sequences[-1])
         planned = [Scheduled(one, start, len(one.ids) - start) for one in sequences]
@@ -206,12 +213,8 @@ class Paged:
         return build([one.row() for one in planned], self._runner.block_size)
 
     def _check(self, phase: Phase, batch: int, length: int) -> None:
-        most = self._runner.policy.max_num_seqs
-        if not 1 <= batch <= most:
-            raise ValueError(f"{KIND} works on 1 to {most} requests at a time, not {batch}")
-        longest = self._runner.max_model_len - (phase == "decode")
-        if not 1 <= length <= longest:
-            raise ValueError(f"length must be 1 to {longest} for a {phase} step, not {length}")
+        policy = self._runner.policy
+        check_step(KIND, phase, batch, length, policy.max_num_seqs, self._runner.max_model_len)
         needed = batch * self._blocks.blocks_for(length + (phase == "decode"))
         if needed > self._runner.num_blocks:
             raise ValueError(

@@ -57,7 +57,7 @@ class TorchOps:
         """Keep the weight as it is, or reordered."""
         if self._reorder and weight.device.type == "cpu":
             return prepacked(weight, bias)
-        return lambda x: functional.linear(x, weight, bias)
+        return _plain(weight, bias)
 
     def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         """Normalise the last dimension."""
@@ -96,13 +96,17 @@ def prepacked(weight: Tensor, bias: Tensor | None) -> Linear:
     """
     ops = torch.ops.mkldnn
     if weight.dtype != torch.bfloat16:
-        return lambda x: functional.linear(x, weight, bias)
+        return _plain(weight, bias)
     try:
         packed = ops._reorder_linear_weight(weight)
         ops._linear_pointwise(weight[:1], packed, bias, "none", [], "")
     except (RuntimeError, AttributeError):  # a build or a processor without it
-        return lambda x: functional.linear(x, weight, bias)
+        return _plain(weight, bias)
     return lambda x: ops._linear_pointwise(x, packed, bias, "none", [], "")
+
+
+def _plain(weight: Tensor, bias: Tensor | None) -> Linear:
+    return lambda x: functional.linear(x, weight, bias)
 
 
 def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

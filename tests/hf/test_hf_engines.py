@@ -14,6 +14,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -37,24 +38,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> ModelFolder:
 
 
 @pytest.fixture(scope="module")
-def generate(folder: ModelFolder) -> Callable[[Submission], list[int]]:
+def generate(folder: ModelFolder, greedy: Any) -> Callable[[Submission], list[int]]:
     model = load(folder, "float32", "cpu")
-
-    def of(submission: Submission) -> list[int]:
-        prompt = torch.tensor([submission.prompt_token_ids])
-        eos = None if submission.ignore_eos else list(folder.eos_ids)
-        tokens = model.generate(
-            prompt,
-            attention_mask=torch.ones_like(prompt),
-            max_new_tokens=submission.max_tokens,
-            do_sample=False,
-            eos_token_id=eos,
-            pad_token_id=0,
-        )
-        new: list[int] = tokens[0, prompt.shape[1] :].tolist()
-        return new
-
-    return of
+    return lambda one: greedy(model, one, () if one.ignore_eos else folder.eos_ids)
 
 
 @pytest.fixture(params=list(ENGINES))

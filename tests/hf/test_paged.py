@@ -44,25 +44,10 @@ def requests(num: int, seed: int = 1, vocab_size: int = 512) -> list[Submission]
     ]
 
 
-def generated(model: transformers.PreTrainedModel, asked: Sequence[Submission]) -> Answers:
-    answers = {}
-    for one in asked:
-        prompt = torch.tensor([one.prompt_token_ids])
-        tokens = model.generate(
-            prompt,
-            attention_mask=torch.ones_like(prompt),
-            max_new_tokens=one.max_tokens,
-            do_sample=False,
-            eos_token_id=None,
-            pad_token_id=0,
-        )
-        answers[one.id] = tokens[0, prompt.shape[1] :].tolist()
-    return answers
-
-
 @pytest.fixture(scope="module")
-def right(folder: ModelFolder) -> Answers:
-    return generated(load(folder, "float32", "cpu"), requests(44))
+def right(folder: ModelFolder, greedy: Any) -> Answers:
+    model = load(folder, "float32", "cpu")
+    return {one.id: greedy(model, one) for one in requests(44)}
 
 
 def serve(engine: Paged, asked: Sequence[Submission], at_once: int = 8) -> Answers:
@@ -183,11 +168,12 @@ def invented(tmp_path: Any, family: str, **more: Any) -> ModelFolder:
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("rung", ["paged", "graphs"])
-def test_families_of_models(tmp_path: Any, family: str, rung: str) -> None:
+def test_families_of_models(tmp_path: Any, family: str, rung: str, greedy: Any) -> None:
     folder = invented(tmp_path, family)
     asked = requests(11, vocab_size=300)
     engine = Paged(folder, "float32", "cpu", rung=rung, cache_gib=0.1)
-    assert serve(engine, asked) == generated(load(folder, "float32", "cpu"), asked)
+    model = load(folder, "float32", "cpu")
+    assert serve(engine, asked) == {one.id: greedy(model, one) for one in asked}
 
 
 def test_a_model_it_cannot_serve_is_refused(folder: ModelFolder) -> None:

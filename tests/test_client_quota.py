@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -117,4 +118,6 @@ def test_a_tenth_of_a_core_is_invalid_and_says_that_the_client_was_late(
     assert free["invalid"] == []
     reasons = slow["invalid"]
     assert isinstance(reasons, list)
-    assert any("the client woke up late by" in reason for reason in reasons), reasons
+    # What the lag does first is the kernel's choice: it moves a TTFT, or it merges events.
+    late = "the client (woke up|was) late by|what arrived waited"
+    assert any(re.search(late, reason) for reason in reasons), reasons

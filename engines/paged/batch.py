@@ -34,9 +34,9 @@ class Cache:
         """How many tokens a block holds."""
         return int(self.keys.shape[2])
 
-    def layer(self, place: int) -> tuple[Tensor, Tensor]:
-        """Return one layer's keys and values, each [num_blocks, block_size, kv_heads, head_dim]."""
-        return self.keys[place], self.values[place]
+    def layers(self) -> list[tuple[Tensor, Tensor]]:
+        """Return each layer's keys and values, [num_blocks, block_size, kv_heads, head_dim]."""
+        return list(zip(self.keys, self.values, strict=True))
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,8 @@ class GraphedDecode:
     cannot hold.
     """
 
+    name = "cuda graphs"
+
     def __init__(
         self,
         decoder: Decoder,
@@ -52,7 +54,7 @@ class GraphedDecode:
             raise ValueError(f"attention {attention.name} asks the host for lengths: no CUDA graph")
         if capture and not torch.cuda.is_available():
             raise ValueError("CUDA graphs need a GPU")
-        self._decoder, self._ops, self._cache = decoder, ops, cache
+        self._decoder, self._ops, self._layers = decoder, ops, cache.layers()
         self._device = cache.keys.device
         self._max_width, self._pad_slot = max_width, pad_slot
         self._sizes = buckets(max_rows)
@@ -119,7 +121,7 @@ class GraphedDecode:
     def _step(self, batch: Batch) -> None:
         rows = batch.num_rows
         with torch.no_grad():
-            hidden = self._decoder.hidden(batch, self._cache)
+            hidden = self._decoder.hidden(batch, self._layers)
             self._hidden[:rows].copy_(hidden)
             self._tokens[:rows].copy_(self._ops.argmax(self._decoder.logits(hidden)))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import mmap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,15 +59,18 @@ class Decoder:
             for layer in weights.layers
         ]
 
-    def hidden(self, batch: Batch, cache: Cache) -> Tensor:
-        """Pass the batch and fill the cache; returns [S, hidden_size], normed, of `batch.last`."""
+    def hidden(self, batch: Batch, cache: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+        """Pass the batch and fill the cache, layer by layer.
+
+        Returns [S, hidden_size], normed, of `batch.last`.
+        """
         weights, ops = self.weights, self._ops
         epsilon = weights.shape.norm_epsilon
         residual = weights.embedding[batch.ids]
         angles = weights.cos[batch.positions], weights.sin[batch.positions]
         x = ops.rms_norm(residual, weights.layers[0].input_norm, epsilon)
         for place, one in enumerate(self._layers):
-            x = self._attend(one, x, angles, batch, cache.layer(place))
+            x = self._attend(one, x, angles, batch, cache[place])
             x = ops.add_rms_norm(x, residual, one.layer.post_norm, epsilon)
             x = one.down(ops.silu_mul(*_parts(one.gate_up, x)))
             if place + 1 < len(self._layers):

@@ -59,7 +59,8 @@ class PagedOptions:
     `cache_gib` or `num_blocks` size the cache, else a share of the memory that is free. `attention`
     is auto, plain, sdpa, native or triton; `kernels` auto, torch or native.
     `overlap` prepares a step while the one before it computes. `profile` times the parts of steps,
-    which costs speed.
+    which costs speed. `compile` compiles decode steps of `graphs` where plain torch runs them on a
+    CPU, which takes a minute at launch.
     """
 
     rung: str = "graphs"
@@ -74,6 +75,7 @@ class PagedOptions:
     kernels: str | None = None
     prefix_caching: bool = False
     overlap: bool | None = None
+    compile: bool = True
     profile: bool = False
 
     def __post_init__(self) -> None:

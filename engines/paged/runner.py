@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 
 import torch
@@ -12,6 +13,7 @@ from headway.engines.models.loading import load
 from headway.engines.paged import weights
 from headway.engines.paged.attention.choose import choose as choose_attention
 from headway.engines.paged.batch import Batch, Carried
+from headway.engines.paged.compiled import CompiledDecode
 from headway.engines.paged.graphs import GraphedDecode
 from headway.engines.paged.memory import longest_of, num_blocks_of, policy_of
 from headway.engines.paged.model import Decoder, new_cache
@@ -59,10 +61,10 @@ class Runner:
         self.cache = new_cache(shape, self.num_blocks + rung.graphs, self.block_size, like)
         timed = {} if self.profile is None else {"timed": self.profile.timed}
         self.decoder = Decoder(self.weights, self.ops, self.attention, **timed)
-        self._graphed: GraphedDecode | None = None
+        self._recorded: GraphedDecode | CompiledDecode | None = None
         self._native: Step | None = None
         if rung.graphs and self.profile is None:
-            self._record()
+            self._record(options)
 
     def run(
         self, batch: Batch, samplers: Sequence[Sampler | None], carried: Carried | None = None
@@ -71,7 +73,9 @@ class Runner:
 
         They are int64, [S], and on the device; `carried` are such tokens of the pass before.
         """
-        with torch.inference_mode():
+        # Not inference_mode: tensors made in it are of another kind, which compiled steps, made for
+        # those that come from outside, would be compiled for again.
+        with torch.no_grad():
             if self.profile is None:
                 return self._run(batch, samplers, carried)
             with self.profile.part("pass"):
@@ -79,18 +83,21 @@ class Runner:
 
     def names(self) -> dict[str, str]:
         """Say what passes go through."""
-        step = "eager" if self._native is None else "native"
-        step = step if self._graphed is None else "cuda graphs"
-        return {"attention": self.attention.name, "kernels": self.ops.name, "decode_step": step}
+        step = self._recorded or self._native
+        return {
+            "attention": self.attention.name,
+            "kernels": self.ops.name,
+            "decode_step": "eager" if step is None else step.name,
+        }
 
     def _run(
         self, batch: Batch, samplers: Sequence[Sampler | None], carried: Carried | None
     ) -> Tensor:
         greedy = not any(samplers)
-        if self._graphed is not None and greedy and batch.num_decodes == batch.num_rows:
+        if self._recorded is not None and greedy and batch.num_decodes == batch.num_rows:
             ids = carried and carried.fill(batch.ids.to(self.device, non_blocking=True))
             # A copy: the next step may come before this one is read.
-            return self._graphed(batch, ids).clone()
+            return self._recorded(batch, ids).clone()
         if self._native is not None:
             if carried is not None:
                 carried.fill(batch.ids)
@@ -101,15 +108,15 @@ class Runner:
         placed = batch.to(self.device)
         if carried is not None:
             carried.fill(placed.ids)
-        hidden = self.decoder.hidden(placed, self.cache)
+        hidden = self.decoder.hidden(placed, self.cache.layers())
         if not len(hidden):
             return placed.last  # no row ends here: there is nothing to choose
         return choose(self.decoder.logits(hidden), samplers)
 
-    def _record(self) -> None:
+    def _record(self, options: PagedOptions) -> None:
         """Make decode steps one unit, where this device and precision have one."""
         if self.device.type == "cuda" and self.attention.capturable:
-            self._graphed = GraphedDecode(
+            self._recorded = GraphedDecode(
                 self.decoder,
                 self.ops,
                 self.attention,
@@ -120,6 +127,12 @@ class Runner:
             )
         elif isinstance(self.ops, NativeOps) and self._whole_steps(self.ops.library):
             self._native = Step(self.ops.library, self.weights, self.cache, self.ops.packer)
+        elif isinstance(self.ops, TorchOps) and self.device.type == "cpu" and options.compile:
+            try:
+                with torch.no_grad():
+                    self._recorded = CompiledDecode(self.weights, self.cache)
+            except RuntimeError as error:  # torch's compilers raise nothing else
+                warnings.warn(f"decode steps are not compiled: {error}", stacklevel=2)
 
     def _whole_steps(self, library: Library) -> bool:
         return library.fast_bf16 and self.weights.embedding.dtype == torch.bfloat16

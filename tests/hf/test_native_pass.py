@@ -92,11 +92,11 @@ def test_attention(
     sizes = (1, num_blocks, block_size, kv_heads, dim)
     cache = Cache(noise(seed, *sizes).to(dtype), noise(seed + 1, *sizes).to(dtype))
     q = noise(seed + 2, batch.num_tokens, kv_heads * group, dim).to(dtype)
-    exact = [part.float() for part in cache.layer(0)]
+    exact = [part.float() for part in cache.layers()[0]]
     wanted = Plain()(q.float(), *exact, batch, dim**-0.5)
     attention = native.NativeAttention(library())
     view = torch.cat((q, q), dim=1)[:, : kv_heads * group]  # as q is a part of QKV
-    found = attention(view, *poisoned(cache, batch).layer(0), batch, dim**-0.5)
+    found = attention(view, *poisoned(cache, batch).layers()[0], batch, dim**-0.5)
     # Weights and result are rounded: an error of each value seen, not of their sum.
     near = 2e-5 if dtype == torch.float32 else 2 * ROUNDING * float(exact[1].abs().max())
     torch.testing.assert_close(found.float(), wanted, rtol=0, atol=near, equal_nan=False)
@@ -159,8 +159,8 @@ def test_a_pass_is_as_exact_as_torch(name: str, fused: bool) -> None:
         for part in (truth.keys, truth.values):
             part.copy_(noise(turn, *part.shape).bfloat16())
         caches = [Cache(truth.keys.bfloat16(), truth.values.bfloat16()) for _ in range(2)]
-        wanted = Decoder(exact, TorchOps(), Plain()).hidden(batch, truth)
-        usual = Decoder(shared, TorchOps(), Plain()).hidden(batch, caches[0])
+        wanted = Decoder(exact, TorchOps(), Plain()).hidden(batch, truth.layers())
+        usual = Decoder(shared, TorchOps(), Plain()).hidden(batch, caches[0].layers())
         step = native.Step(library(), shared, poisoned(caches[1], batch))
         found = step(batch, want_hidden=True)
         errors += torch.stack([(x.float() - wanted).pow(2).mean() for x in (found, usual)])

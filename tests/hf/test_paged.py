@@ -11,8 +11,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
-import transformers
 
 from headway.engines.contract import Submission
 from headway.engines.models import ModelFolder, prepare, tiny_recall
@@ -133,47 +131,23 @@ def test_recall_in_bfloat16(rung: str) -> None:
         assert engine.info.settings["decode_step"] == "native"
 
 
-FAMILIES = {
-    "qwen2": {"use_sliding_window": False},
-    "qwen3": {"head_dim": 32},
-    "llama": {
-        "attention_bias": True,
-        "rope_parameters": {
-            "rope_type": "llama3",
-            "rope_theta": 1e4,
-            "factor": 8.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 64,
-        },
-    },
-}
-
-
-def invented(tmp_path: Any, family: str, **more: Any) -> ModelFolder:
-    """A small random model of a family, on disk as safetensors."""
-    fields = {
-        "hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 2,
-        "num_hidden_layers": 3, "intermediate_size": 96, "vocab_size": 300,
-        "max_position_embeddings": 700, "bos_token_id": 0, "eos_token_id": 1,
-    }  # fmt: skip
-    config = transformers.AutoConfig.for_model(family, **{**fields, **FAMILIES[family], **more})
-    torch.manual_seed(5)
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    for weight in model.parameters():  # biases and norms as well, or nobody misses them
-        torch.nn.init.normal_(weight, mean=1.0 if weight.dim() == 1 else 0.0, std=0.3)
-    model.save_pretrained(tmp_path)
-    return ModelFolder("invented", tmp_path, "r", 300, (0, 1), (1,), 700)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", weights.FAMILIES)
 @pytest.mark.parametrize("rung", ["paged", "graphs"])
-def test_families_of_models(tmp_path: Any, family: str, rung: str, greedy: Any) -> None:
-    folder = invented(tmp_path, family)
+def test_families_of_models(invented: Any, family: str, rung: str, greedy: Any) -> None:
+    folder = invented(family)
     asked = requests(11, vocab_size=300)
     engine = Paged(folder, "float32", "cpu", rung=rung, cache_gib=0.1)
     model = load(folder, "float32", "cpu")
     assert serve(engine, asked) == {one.id: greedy(model, one) for one in asked}
+
+
+def test_steps_that_torch_compiles_under_load(invented: Any, greedy: Any) -> None:
+    folder = invented("qwen2", num_hidden_layers=2)
+    engine = Paged(folder, "float32", "cpu", kernels="torch", cache_gib=0.1, overlap=True)
+    assert engine.info.settings["decode_step"] == "compiled"
+    asked, model = requests(44, vocab_size=300), load(folder, "float32", "cpu")
+    assert serve(engine, asked) == {one.id: greedy(model, one) for one in asked}
+    assert engine.stats()["most_rows"] > 32
 
 
 def test_a_model_it_cannot_serve_is_refused(folder: ModelFolder) -> None:

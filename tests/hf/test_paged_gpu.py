@@ -426,7 +426,7 @@ class Night:
         ]
         for cache in self.caches:
             for plan in plans:  # one by one: a row of one token must not count as a decode
-                hidden = self.plain.hidden(build([plan], BLOCK), cache)
+                hidden = self.plain.hidden(build([plan], BLOCK), cache.layers())
             assert hidden.isfinite().all()
         for ids in self.ids:
             ids += self._invent(1)
@@ -449,7 +449,7 @@ class Night:
             for row in rows
         ]
         batch = build(plans, BLOCK)
-        hidden = self.plain.hidden(batch, self.caches[0])
+        hidden = self.plain.hidden(batch, self.caches[0].layers())
         wanted = self.ops.argmax(self.plain.logits(hidden))
         self.soil()
         if device_ids:

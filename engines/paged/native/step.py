@@ -20,6 +20,8 @@ COLUMNS = 32  # outputs that are packed together
 class Step:
     """A bf16 model and its cache, as the native kernels pass them."""
 
+    name = "native"
+
     def __init__(
         self, library: Library, weights: Weights, cache: Cache, packer: Packer | None = None
     ) -> None:

@@ -13,7 +13,7 @@
 #              eight minutes, nothing is installed (PYTHON=/path/to/python; ARGS="--device cpu" too)
 # Set-up needs Python 3.11 or later (PYTHON=/path/to/python to choose one) and a package index.
 
-.PHONY: perf test prove kills bench-detectors bench-load bench-engines gpu-check lint format setup tools python wheel wheel-check clean
+.PHONY: perf test prove kills bench-detectors bench-load bench-engines gpu-check lint format setup setup-all tools python wheel wheel-check clean
 .DEFAULT_GOAL := help
 
 NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))

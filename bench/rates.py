@@ -24,7 +24,7 @@ MIB = 1024**2
 CPU_ARRAY_BYTES = 96 * MIB
 GPU_COPY_BYTES = 1024 * MIB
 CPU_ORDER, GPU_ORDER = 2048, 8192
-ROUNDS = 7
+ROUNDS = 60
 
 
 @dataclass(frozen=True, slots=True)

@@ -231,6 +231,9 @@ def test_the_share_of_the_bandwidth_is_that_of_one_request_in_flight(factory):
     found = rows(night(factory, {"graphs": speed}), Machine(200_000_000, 40e9))
     assert row(found, "graphs", 1)["bandwidth_share"] == pytest.approx(0.5)
     assert row(found, "graphs", 4)["bandwidth_share"] is None
+    assert row(found, "graphs", 1)["problems"] == []
+    beyond = rows(night(factory, {"graphs": speed}), Machine(500_000_000, 40e9))
+    assert "at 1.25 of the bandwidth that was measured" in row(beyond, "graphs", 1)["problems"][0]
 
 
 def test_outputs_are_counted_once_they_were_verified(factory):

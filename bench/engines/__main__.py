@@ -42,10 +42,11 @@ def main(argv: Sequence[str]) -> int:
     try:
         options = _options(given)
         if given.night is None:
+            say, beside = sys.stderr.write, work.Beside()
+            before = {} if given.no_beside else work.rates(options, say)
             folder = work.measure(options)
-            beside = work.Beside()
             if not given.no_beside:
-                beside = work.look_beside(folder, options, sys.stderr.write)
+                beside = work.look_beside(folder, options, before, say)
         else:
             folder, beside = given.night, work.read_beside(given.night)
         results = work.read(folder)

@@ -124,7 +124,8 @@ def _row(place: _Place, engine: str, machine: Machine) -> Row:
     before = place.before(engine)
     row |= _written("ratio_to_before", ratio(speeds, place.speed(before)) if before else None)
     row |= {"vllm": arm, "hf_naive_level": naive_level, "before": before}
-    return row | _seen(place, engine)
+    row |= _seen(place, engine)
+    return row | {"problems": [*row["problems"], *_beyond(share)]}
 
 
 def _share(place: _Place, engine: str, machine: Machine) -> Interval | None:
@@ -136,6 +137,13 @@ def _share(place: _Place, engine: str, machine: Machine) -> Interval | None:
         return None
     least_s = machine.step_bytes / machine.bandwidth_bytes_per_s
     return interval([least_s / tpot for tpot in place.values(engine, "tpot_p50").values()])
+
+
+def _beyond(share: Interval | None) -> list[str]:
+    """Say that a share cannot be right: nothing is faster than the bound of its machine."""
+    if share is None or share.value <= 1:
+        return []
+    return [f"reads at {share.value:.2f} of the bandwidth that was measured: that was too low"]
 
 
 def _written(name: str, found: Interval | None) -> Row:

@@ -11,7 +11,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,8 @@ NAIVE_MOST = 8
 USAGE = 2
 PROFILE_LIMIT_S = 600
 Say = Callable[[str], object]
+Rates = Mapping[str, float]
+RATES = ("bandwidth_bytes_per_s", "matrix_flops")
 
 
 class BenchError(RuntimeError):
@@ -157,14 +159,26 @@ def read_beside(folder: Path) -> Beside:
         raise BenchError(f"{path} cannot be read: {error}") from error
 
 
-def look_beside(folder: Path, options: Options, say: Say) -> Beside:
-    """Measure what a night does not, and keep it with the night."""
+def rates(options: Options, say: Say) -> Rates:
+    """Measure what this machine can do: bytes and multiplications a second, where it says so."""
+    device = find_device(options.device)
+    found = _told(device, "rates", ["--device", device], say)
+    return {name: found[name] for name in RATES if found.get(name) is not None}
+
+
+def look_beside(folder: Path, options: Options, before: Rates, say: Say) -> Beside:
+    """Measure what a night does not, and keep it with the night.
+
+    A bound is the best that was seen, `before` the night or after it: machines that are shared
+    have hours in which they do less.
+    """
     results, device = read(folder), find_device(options.device)
-    rates = _told(device, "rates", ["--device", device], say)
+    after = rates(options, say)
+    best = {name: max(before.get(name, 0), value) for name, value in (before | after).items()}
     found = Beside(
         step_bytes=_step_bytes(results, say),
-        bandwidth_bytes_per_s=rates.get("bandwidth_bytes_per_s"),
-        matrix_flops=rates.get("matrix_flops"),
+        bandwidth_bytes_per_s=best.get("bandwidth_bytes_per_s"),
+        matrix_flops=best.get("matrix_flops"),
         profile=_profile(results, options, device, say),
     )
     text = json.dumps(asdict(found), indent=1, allow_nan=False)

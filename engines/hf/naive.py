@@ -38,7 +38,7 @@ class HfNaive:
     def __init__(self, folder: ModelFolder, dtype: str, device: str, **args: object) -> None:
         options = parse_options(KIND, NaiveOptions, args)
         self._model = load_model(folder, dtype, device, options.attention, options.threads)
-        settings = {**asdict(options), "max_batch": 1, "max_num_seqs": 1}
+        settings = {**asdict(options), "max_num_seqs": 1}
         self.info = describe(KIND, self._model, settings)
         self._timer = StepTimer(KIND, self._model, max_batch=1)
         self._waiting: deque[Submission] = deque()

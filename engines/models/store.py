@@ -21,8 +21,8 @@ from headway.engines.models.folder import ModelError, ModelFolder, read_manifest
 
 
 def default_home() -> Path:
-    """Return $HEADWAY_HOME, or ~/.headway."""
-    return Path(os.environ.get("HEADWAY_HOME") or Path.home() / ".headway")
+    """Return $HEADWAY_HOME, or ~/.headway; absolute, as an engine may be started elsewhere."""
+    return Path(os.environ.get("HEADWAY_HOME") or Path.home() / ".headway").absolute()
 
 
 def say(text: str) -> None:

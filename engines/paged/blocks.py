@@ -60,9 +60,10 @@ class BlockManager:
         sequence.block_table = [*found, *(self._take() for _ in range(fresh))]
         sequence.num_computed = len(found) * self.block_size
         if not sequence.num_outputs:
+            # One that was preempted finds its own blocks again: that says nothing of its prompt.
             sequence.num_cached = sequence.num_computed
-        self.num_queried += len(sequence.ids)
-        self.num_hit += sequence.num_computed
+            self.num_queried += len(sequence.ids)
+            self.num_hit += sequence.num_computed
         return True
 
     def grow(self, sequence: Sequence) -> bool:

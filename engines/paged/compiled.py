@@ -1,4 +1,4 @@
-"""A whole decode step compiled by torch, for a CPU without our own kernels.
+"""A whole decode step compiled by torch, for a CPU on which our own kernels pass none.
 
 One unit from embedding to next token: what stands between two matrix products becomes one loop, and
 weights are put into the order that the processor multiplies them in. Two units are compiled, one
@@ -23,7 +23,7 @@ from headway.engines.paged.weights import Linear, Weights
 # Sizes that are compiled for: what is not 1 there may be anything but 1, and two sizes that are
 # alike would be taken for one.
 ROWS, WIDTH = 3, 5
-Unit = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+Unit = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 class CompiledDecode:
@@ -35,19 +35,23 @@ class CompiledDecode:
     name = "compiled"
 
     def __init__(self, weights: Weights, cache: Cache) -> None:
-        self._ops = FrozenOps()
-        self._decoder = Decoder(weights, self._ops, Summed())
+        self._ops, self.attention = FrozenOps(), Summed()
+        self._decoder = Decoder(weights, self._ops, self.attention)
         # One layer's part is one tensor to the compiler only if it has a storage of its own; what
         # were views of one cache would be copied, all of it, at each step.
         self._layers = [(torch.from_dlpack(k), torch.from_dlpack(v)) for k, v in cache.layers()]
-        self._unit: Unit = torch.compile(self._step, fullgraph=True)
+        # Isolated: else all engines of a process share the few units that one function may have.
+        self._unit: Unit = torch.compile(self._step, fullgraph=True, isolate_recompiles=True)
         pad_slot = cache.num_blocks * cache.block_size - 1
         with config.patch(freezing=True):
             for rows in (1, ROWS):
                 self._unit(*_example(rows, pad_slot))
 
-    def __call__(self, batch: Batch, ids: Tensor | None = None) -> Tensor:
-        """Return the next tokens [rows] of a batch of decoding rows; `ids` [rows] replaces its."""
+    def __call__(self, batch: Batch, ids: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Pass a batch of decoding rows; `ids` [rows] replaces its own.
+
+        Returns the next tokens [rows] and the hidden states [rows, hidden_size], normed.
+        """
         tables = batch.block_tables
         if tables.shape[1] == 1:
             tables = functional.pad(tables, (0, 1))
@@ -56,7 +60,7 @@ class CompiledDecode:
 
     def _step(
         self, ids: Tensor, positions: Tensor, slots: Tensor, tables: Tensor, context_lens: Tensor
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor]:
         batch = Batch(
             ids=ids,
             positions=positions,
@@ -69,7 +73,7 @@ class CompiledDecode:
             lengths=(),
         )
         hidden = self._decoder.hidden(batch, self._layers)
-        return self._ops.argmax(self._decoder.logits(hidden))
+        return self._ops.argmax(self._decoder.logits(hidden)), hidden
 
 
 def _example(rows: int, pad_slot: int) -> tuple[Tensor, ...]:

@@ -90,17 +90,19 @@ class Paged:
     def time_step(self, phase: Phase, batch: int, length: int) -> float:
         """Seconds of one pass over `batch` sequences, from ids on the host to ids on the host.
 
-        A decode step finds `length` tokens in the cache; what they are does not matter to it.
+        A decode step finds `length` tokens in the cache, what they are does not matter to it; or
+        passes them again, where the rung keeps none.
         Raises ValueError for what it cannot hold.
         """
         self._check(phase, batch, length)
-        start = length if phase == "decode" else 0
+        start = length if phase == "decode" and not self._rung.recompute else 0
         vocab_size = self._runner.weights.shape.vocab_size
         sequences = []
         for row in range(batch):
-            ids = step_prompt(row, length + bool(start), vocab_size)
+            ids = step_prompt(row, length + (phase == "decode"), vocab_size)
             sequences.append(Running(Submission(row, ids, 1, salt="time_step"), None))
-            assert self._blocks.begin(sequences[-1])
+            begun = self._blocks.begin(sequences[-1])
+            assert begun, "blocks are missing that were counted before"
         planned = [Scheduled(one, start, len(one.ids) - start) for one in sequences]
         started_s = time.perf_counter()
         self._runner.run(self._lay_out(planned), [None] * batch).tolist()

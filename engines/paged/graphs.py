@@ -54,6 +54,7 @@ class GraphedDecode:
             raise ValueError(f"attention {attention.name} asks the host for lengths: no CUDA graph")
         if capture and not torch.cuda.is_available():
             raise ValueError("CUDA graphs need a GPU")
+        self.attention = attention
         self._decoder, self._ops, self._layers = decoder, ops, cache.layers()
         self._device = cache.keys.device
         self._max_width, self._pad_slot = max_width, pad_slot
@@ -70,16 +71,12 @@ class GraphedDecode:
         self._sources = {size: self._inputs(self._staging, size) for size in self._sizes}
         self._replays = self._capture() if capture else {}
 
-    def __call__(self, batch: Batch, ids: Tensor | None = None) -> Tensor:
-        """Return the next tokens [rows] of a batch on the host, on the device; see `hidden`."""
-        self.hidden(batch, ids)
-        return self._tokens[: batch.num_rows]
+    def __call__(self, batch: Batch, ids: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Pass a batch that is on the host.
 
-    def hidden(self, batch: Batch, ids: Tensor | None = None) -> Tensor:
-        """Pass a batch on the host; returns [rows, hidden_size], normed, on the device.
-
-        `ids` [rows] replaces the batch's where they are on the device already. What is returned
-        is overwritten by the next step. Raises ValueError for a batch that does not fit.
+        Returns the next tokens [rows] and the hidden states [rows, hidden_size], normed, both on
+        the device and overwritten by the next step. `ids` [rows] replaces the batch's where they
+        are on the device already. Raises ValueError for a batch that does not fit.
         """
         rows, width = batch.block_tables.shape
         if batch.num_decodes < rows or rows > self._sizes[-1] or width > self._max_width:
@@ -101,7 +98,7 @@ class GraphedDecode:
         else:
             lengths = (*batch.lengths, *[0] * (size - rows))
             self._step(replace(target, lengths=lengths))
-        return self._hidden[:rows]
+        return self._tokens[:rows], self._hidden[:rows]
 
     def _fill(self, source: Batch, batch: Batch) -> None:
         if self._copied is not None:

@@ -1,16 +1,21 @@
-"""How large the cache may be: what is free, what was given, and what it is for."""
+"""How large the cache may be, by what is free, given and of use; and memory on large pages."""
 
 from __future__ import annotations
 
+import contextlib
+import math
+import mmap
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from headway.engines.paged.options import KIND, RUNGS, PagedOptions
 from headway.engines.paged.scheduler import Policy
 from headway.engines.paged.weights import Shape
 
 GIB = 1 << 30
+HUGE_PAGE = 1 << 21
 # Of what is free once the weights are there. A GPU is ours alone, and what a pass needs beside the
 # cache fits into the rest; a CPU's memory is everybody's.
 SHARES = {"cuda": 0.85, "cpu": 0.25}
@@ -21,6 +26,8 @@ BATCHED_TOKENS = {"cuda": 8192, "cpu": 1024}
 def policy_of(options: PagedOptions, device: torch.device) -> Policy:
     """Return the rung's policy, with what a suite set; raises ValueError for what cannot be."""
     rung = RUNGS[options.rung]
+    if device.type not in SHARES:
+        raise ValueError(f"{KIND} runs on {' and '.join(SHARES)}, not on {device.type}")
     rows = options.max_num_seqs or rung.max_num_seqs
     tokens = options.max_num_batched_tokens or max(rows, BATCHED_TOKENS[device.type])
     if tokens < rows:
@@ -37,13 +44,14 @@ def num_blocks_of(
 ) -> int:  # fmt: skip
     """Return how many blocks the cache gets: as many as were given, or as fit; no more than used.
 
-    Raises ValueError where not even one sequence of the longest kind fits.
+    Prefix caching uses all that fits. Raises ValueError where `cache_gib`, or what is free, does
+    not hold one sequence of the longest kind.
     """
     longest = longest_of(options, shape)
     per_sequence = -(-longest // block_size)
     most = policy.max_num_seqs * per_sequence
     if options.num_blocks is not None:
-        return min(options.num_blocks, most)
+        return options.num_blocks if options.prefix_caching else min(options.num_blocks, most)
     token_bytes = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * element_bytes
     given = options.cache_gib
     num_bytes = free_bytes(device) * SHARES[device.type] if given is None else given * GIB
@@ -53,7 +61,7 @@ def num_blocks_of(
             f"{KIND}: a cache of {num_bytes / GIB:.2f} GiB holds {fit * block_size} tokens, and "
             f"one sequence may have {longest}: give cache_gib more, or max_model_len less"
         )
-    return min(fit, most)
+    return fit if options.prefix_caching else min(fit, most)
 
 
 def longest_of(options: PagedOptions, shape: Shape) -> int:
@@ -72,7 +80,27 @@ def free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         free: int = torch.cuda.mem_get_info(device)[0]
         return free
-    for line in Path("/proc/meminfo").read_text("ascii").splitlines():
+    meminfo = Path("/proc/meminfo")
+    for line in meminfo.read_text("ascii").splitlines() if meminfo.exists() else ():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
-    raise ValueError("/proc/meminfo does not say MemAvailable: give cache_gib or num_blocks")
+    raise ValueError(f"{meminfo} does not say MemAvailable: give cache_gib or num_blocks")
+
+
+def zeros(sizes: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Return zeros of a CPU, on pages of 2 MiB where the system has them.
+
+    They take memory when they are first written. A decode step reads every weight once: with small
+    pages a good part of it is address lookups.
+    """
+    if not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.zeros(sizes, dtype=dtype)
+    num_bytes = math.prod(sizes) * dtype.itemsize
+    # Private: what is shared is on large pages only where the system was told so apart.
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    memory = mmap.mmap(-1, num_bytes + HUGE_PAGE, flags=flags)
+    with contextlib.suppress(OSError):  # refused, it is as it was
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    whole = torch.frombuffer(memory, dtype=torch.uint8)
+    skip = -whole.data_ptr() % HUGE_PAGE
+    return whole[skip : skip + num_bytes].view(dtype).view(sizes)

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import math
-import mmap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from headway.engines.paged.attention import Attention
 from headway.engines.paged.batch import Batch, Cache
+from headway.engines.paged.memory import zeros
 from headway.engines.paged.ops import Ops
 from headway.engines.paged.weights import Layer, Linear, Shape, Weights
 
@@ -120,16 +117,6 @@ def _parts(gate_up: tuple[Linear, ...], x: Tensor) -> tuple[Tensor, ...]:
 def new_cache(shape: Shape, num_blocks: int, block_size: int, like: Tensor) -> Cache:
     """Return an empty cache on the device and in the precision of `like`."""
     sizes = (shape.num_layers, num_blocks, block_size, shape.num_kv_heads, shape.head_dim)
-    keys, values = (_zeros(sizes, like) for _ in range(2))
-    return Cache(keys, values)
-
-
-def _zeros(sizes: tuple[int, ...], like: Tensor) -> Tensor:
-    """Return zeros; on a CPU they take memory when they are first written, and on large pages."""
-    if like.device.type != "cpu":
-        return torch.zeros(sizes, dtype=like.dtype, device=like.device)
-    memory = mmap.mmap(-1, math.prod(sizes) * like.element_size())
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # refused, it is as it was
-            memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=like.dtype).view(sizes)
+    if like.device.type == "cpu":
+        return Cache(zeros(sizes, like.dtype), zeros(sizes, like.dtype))
+    return Cache(like.new_zeros(sizes), like.new_zeros(sizes))

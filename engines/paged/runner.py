@@ -83,9 +83,10 @@ class Runner:
 
     def names(self) -> dict[str, str]:
         """Say what passes go through."""
-        step = self._recorded or self._native
+        step, decodes = self._recorded or self._native, self._recorded or self
         return {
             "attention": self.attention.name,
+            "decode_attention": decodes.attention.name,
             "kernels": self.ops.name,
             "decode_step": "eager" if step is None else step.name,
         }
@@ -94,10 +95,11 @@ class Runner:
         self, batch: Batch, samplers: Sequence[Sampler | None], carried: Carried | None
     ) -> Tensor:
         greedy = not any(samplers)
-        if self._recorded is not None and greedy and batch.num_decodes == batch.num_rows:
+        if self._recorded is not None and batch.num_decodes == batch.num_rows:
             ids = carried and carried.fill(batch.ids.to(self.device, non_blocking=True))
+            tokens, hidden = self._recorded(batch, ids)
             # A copy: the next step may come before this one is read.
-            return self._recorded(batch, ids).clone()
+            return tokens.clone() if greedy else choose(self.decoder.logits(hidden), samplers)
         if self._native is not None:
             if carried is not None:
                 carried.fill(batch.ids)
@@ -125,17 +127,20 @@ class Runner:
                 max_width=-(-self.max_model_len // self.block_size),
                 pad_slot=self.num_blocks * self.block_size,
             )
-        elif isinstance(self.ops, NativeOps) and self._whole_steps(self.ops.library):
+        elif isinstance(self.ops, NativeOps) and self._whole_passes(self.ops.library):
             self._native = Step(self.ops.library, self.weights, self.cache, self.ops.packer)
         elif isinstance(self.ops, TorchOps) and self.device.type == "cpu" and options.compile:
             try:
                 with torch.no_grad():
                     self._recorded = CompiledDecode(self.weights, self.cache)
             except RuntimeError as error:  # torch's compilers raise nothing else
-                warnings.warn(f"decode steps are not compiled: {error}", stacklevel=2)
+                said = " ".join(str(error).partition("\n\n")[0].split())
+                warnings.warn(f"decode steps are not compiled: {said}", stacklevel=2)
 
-    def _whole_steps(self, library: Library) -> bool:
-        return library.fast_bf16 and self.weights.embedding.dtype == torch.bfloat16
+    def _whole_passes(self, library: Library) -> bool:
+        """Whether passes are one call: it has no attention but its own."""
+        ours = self.attention.name == NativeAttention.name
+        return ours and _passes_whole(library, self.weights.embedding.dtype)
 
 
 def _ops(
@@ -149,9 +154,14 @@ def _ops(
     wanted = options.kernels or rung.kernels
     library, why = available() if device.type == "cpu" else (None, "they are for CPUs")
     if library is not None and dtype == torch.float16:
-        library, why = None, "they know float32 and bfloat16"
+        library, why = None, "they do not know float16"
     if wanted == "native" and library is None:
         raise ValueError(f"{KIND}: argument kernels is native, and there are none: {why}")
-    if wanted == "torch" or library is None:
-        return TorchOps(reorder=rung.graphs), library
-    return NativeOps(library), library
+    auto = wanted == "auto" and library is not None and _passes_whole(library, dtype)
+    if library is not None and (auto or wanted == "native"):
+        return NativeOps(library), library
+    return TorchOps(reorder=rung.graphs), library
+
+
+def _passes_whole(library: Library, dtype: torch.dtype) -> bool:
+    return library.fast_bf16 and dtype == torch.bfloat16

@@ -106,7 +106,9 @@ class Scheduler:
     def _decodes(self) -> list[Scheduled]:
         made = []
         for sequence in list(self.running):
-            if sequence.exhausted or sequence.remaining != 1 or sequence not in self.running:
+            if sequence.exhausted or sequence.remaining != 1:
+                continue
+            if self._preempted_now and sequence not in self.running:
                 continue
             if self._make_room(sequence):
                 made.append(Scheduled(sequence, sequence.num_computed, 1))
@@ -129,13 +131,18 @@ class Scheduler:
         self._preempted_now = True
 
     def _prompts(self, budget: int) -> list[Scheduled]:
-        """Go on with prompts that have begun, then admit others, within a budget of tokens."""
+        """Go on with prompts that have begun, then admit others, within a budget of tokens.
+
+        Prompts that go whole pass it by what the last one that began before lacks; one that is
+        longer than all of it goes alone.
+        """
         whole = self._policy.chunk is None
         budget = min(budget, self._policy.chunk or budget)
         made: list[Scheduled] = []
         begun = deque(one for one in self.running if one.remaining > 1)
         while budget > 0:
-            if whole and made and self.waiting and len(self.waiting[0].ids) > budget:
+            others = whole and made and not begun and self.waiting
+            if others and len(self.waiting[0].ids) > budget:
                 break  # one that is longer than what is left goes in a pass of its own
             sequence = begun.popleft() if begun else self._admit()
             if sequence is None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ FAMILIES = ("llama", "qwen2", "qwen3")
 
 # A matrix product [tokens, in] → [tokens, out], in whatever form its weight is kept.
 Linear = Callable[[Tensor], Tensor]
-Pack = Callable[[Tensor, Tensor | None], Linear]
+Packed = TypeVar("Packed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +60,8 @@ class Projection:
         biases = [bias for bias in self.biases if bias is not None]
         return Projection((torch.cat(self.weights),), (torch.cat(biases) if biases else None,))
 
-    def packed(self, pack: Pack) -> tuple[Linear, ...]:
-        """Return what multiplies by each."""
+    def packed(self, pack: Callable[[Tensor, Tensor | None], Packed]) -> tuple[Packed, ...]:
+        """Return what `pack` makes of each."""
         return tuple(pack(*pair) for pair in zip(self.weights, self.biases, strict=True))
 
 

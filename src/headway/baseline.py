@@ -3,7 +3,7 @@
 A file holds the raw samples per launch of several nights, never a mean and a tolerance. Tests read
 baselines and never write them; `headway.proposal` says what a reviewer may accept.
 
-Schema history: 1 (2026-11) first; 2 (2026-12) what is known of each night, one sample a line.
+Schema history: 1 (2026-11) first; 2 (2026-11) what is known of each night, one sample a line.
 """
 
 from __future__ import annotations

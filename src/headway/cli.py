@@ -20,7 +20,7 @@ Add = Callable[..., argparse.ArgumentParser]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns 0 good, 1 slower or wrong, 2 usage, 3 cannot tell."""
+    """Run one command; returns 0 good, 1 slower, wrong or missing, 2 usage, 3 cannot tell."""
     words = list(sys.argv[1:] if argv is None else argv)
     if words[:1] == ["env"]:
         from headway import environment

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from torch._inductor.cpp_builder import get_cpp_compiler
+from torch._inductor.exc import InvalidCxxCompiler
 from transformers import PreTrainedModel
 
 from headway.engines.contract import Submission
@@ -28,6 +30,15 @@ FAMILIES = {
         },
     },
 }
+
+
+@pytest.fixture
+def compiler() -> None:
+    """Skip where torch finds no C++ compiler."""
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler:
+        pytest.skip("needs a C++ compiler that torch finds")
 
 
 @pytest.fixture(scope="session")

@@ -23,12 +23,6 @@ from headway.engines.paged.ops import TorchOps
 BLOCK, BLOCKS = 16, 64
 
 
-@pytest.fixture(autouse=True)
-def nothing_compiled() -> None:
-    torch._dynamo.reset()
-    counters.clear()
-
-
 def decoding(rng: random.Random, rows: int, longest: int) -> Batch:
     """Rows at places of their own in the cache, all of it full of something."""
     free = rng.sample(range(BLOCKS), BLOCKS)
@@ -40,6 +34,7 @@ def decoding(rng: random.Random, rows: int, longest: int) -> Batch:
     return build(plans, BLOCK)
 
 
+@pytest.mark.usefixtures("compiler")
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_each_step_is_that_of_the_model(invented: Any, family: str) -> None:
     folder = invented(family, num_hidden_layers=2)
@@ -49,6 +44,7 @@ def test_each_step_is_that_of_the_model(invented: Any, family: str) -> None:
     truth, cache = (new_cache(read.shape, BLOCKS + 1, BLOCK, read.embedding) for _ in range(2))
     rng, plain = random.Random(3), Decoder(read, TorchOps(), Plain())
     batches = [decoding(rng, rows, most) for rows in (1, 2, 3, 9) for most in (1, 16, 40, 100)]
+    counters.clear()
     with torch.no_grad():
         step = CompiledDecode(read, cache)
         for mine, right in ((cache.keys, truth.keys), (cache.values, truth.values)):
@@ -56,9 +52,11 @@ def test_each_step_is_that_of_the_model(invented: Any, family: str) -> None:
         for batch in batches:
             hidden = plain.hidden(batch, truth.layers())
             wanted = plain.logits(hidden)[:, :150].argmax(dim=-1)
-            assert torch.equal(step(batch), wanted)
+            tokens, made = step(batch)
+            assert torch.equal(tokens, wanted)
+            torch.testing.assert_close(made, hidden, atol=1e-3, rtol=1e-3)
             elsewhere = replace(batch, ids=batch.ids.new_zeros(batch.num_rows))
-            assert torch.equal(step(elsewhere, ids=batch.ids), wanted)
+            assert torch.equal(step(elsewhere, ids=batch.ids)[0], wanted)
             torch.testing.assert_close(cache.keys, truth.keys, atol=1e-4, rtol=1e-4)
             torch.testing.assert_close(cache.values, truth.values, atol=1e-4, rtol=1e-4)
     assert counters["stats"]["unique_graphs"] == 2, "some sizes were compiled for again"
@@ -73,7 +71,7 @@ def test_without_a_compiler_steps_are_eager_and_it_is_said(
     assert chosen.info.settings["decode_step"] == "eager"
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     with config.patch({"cpp.cxx": ("/nowhere/c++",)}):
-        with pytest.warns(UserWarning, match="decode steps are not compiled"):
+        with pytest.warns(UserWarning, match="not compiled: InvalidCxxCompiler: .*/nowhere/c"):
             engine = Paged(folder, "float32", "cpu", **args)
     assert engine.info.settings["decode_step"] == "eager"
     assert engine.info.settings["compile"] is True

@@ -29,7 +29,10 @@ from headway.engines.paged import Paged
 from headway.engines.sampling import Sampler
 
 ENGINES = {"hf_naive": HfNaive, "hf_static": HfStatic, "paged": Paged}
-ARGS = {"hf_static": {"batch_wait_s": 0.0}, "paged": {"num_blocks": 1024, "max_num_seqs": 8}}
+ARGS = {
+    "hf_static": {"batch_wait_s": 0.0},
+    "paged": {"num_blocks": 1024, "max_num_seqs": 8, "compile": False},
+}
 
 
 @pytest.fixture(scope="module")

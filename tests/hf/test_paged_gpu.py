@@ -454,15 +454,16 @@ class Night:
         self.soil()
         if device_ids:
             given = batch.ids.clone()
-            made = self.graphed(replace(batch, ids=torch.full_like(batch.ids, 5)), given)
+            made, padded = self.graphed(replace(batch, ids=torch.full_like(batch.ids, 5)), given)
         else:
-            made = self.graphed(batch)
+            made, padded = self.graphed(batch)
+        torch.testing.assert_close(padded, hidden, atol=1e-4, rtol=1e-4)
         assert made.tolist() == wanted.tolist()
         self.check_padding(len(rows))
         if len(rows) == 3:  # the same step again: it writes what is there
             self.soil()
             made = made.clone()
-            torch.testing.assert_close(self.graphed.hidden(batch), hidden, atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(self.graphed(batch)[1], hidden, atol=1e-4, rtol=1e-4)
         for row, token in zip(rows, made.tolist(), strict=True):
             self.ids[row].append(token)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -60,19 +61,21 @@ def build(flags: tuple[str, ...]) -> Built:
         return Built(ctypes.CDLL(str(place)))
     except subprocess.CalledProcessError as error:
         lines = error.stderr.strip().splitlines() or [f"exit status {error.returncode}"]
-        return Built(None, f"{compiler} could not compile the native kernels: {lines[-1].strip()}")
+        return Built(
+            None, f"{compiler[0]} could not compile the native kernels: {lines[-1].strip()}"
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         return Built(None, f"the native kernels could not be built or loaded: {error}")
 
 
-def _compiler() -> str | None:
+def _compiler() -> list[str] | None:
     wanted = os.environ.get("CXX")
-    found = (shutil.which(name) for name in ((wanted,) if wanted else COMPILERS))
-    return next((path for path in found if path), None)
+    names = [shlex.split(wanted)] if wanted else [[name] for name in COMPILERS]
+    return next(([path, *more] for name, *more in names if (path := shutil.which(name))), None)
 
 
-def _key(compiler: str, flags: tuple[str, ...]) -> str:
-    version = _run([compiler, "--version"])
+def _key(compiler: list[str], flags: tuple[str, ...]) -> str:
+    version = _run([*compiler, "--version"])
     texts = (file.read_text("utf-8") for file in (SOURCE, *HEADERS))
     parts = (*texts, version, " ".join(flags), _processor())
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
@@ -88,10 +91,10 @@ def _processor() -> str:
     return "\n".join(sorted({line for line in lines if line.startswith(kept)}))
 
 
-def _compile(compiler: str, flags: tuple[str, ...], place: Path) -> None:
+def _compile(compiler: list[str], flags: tuple[str, ...], place: Path) -> None:
     with tempfile.TemporaryDirectory(prefix=".kernels-", dir=place.parent) as folder:
         made = Path(folder) / place.name
-        _run([compiler, *flags, str(SOURCE), "-o", str(made)])
+        _run([*compiler, *flags, str(SOURCE), "-o", str(made)])
         made.replace(place)
 
 

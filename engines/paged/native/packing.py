@@ -2,42 +2,15 @@
 
 from __future__ import annotations
 
-import ctypes
-import math
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from headway.engines.paged.memory import zeros
 from headway.engines.paged.native.library import Library, Matrix, check
 
-HUGE_PAGE = 1 << 21
-CHUNK = 1 << 26
-ADVICE = 14  # MADV_HUGEPAGE
-
-
-def advise_huge_pages(tensor: Tensor) -> None:
-    """Ask for 2 MiB pages behind a large tensor; best before it is first written.
-
-    A decode step reads every weight once: with small pages a good part of it is address lookups.
-    """
-    start = -(-tensor.data_ptr() // HUGE_PAGE) * HUGE_PAGE
-    stop = (tensor.data_ptr() + tensor.nbytes) // HUGE_PAGE * HUGE_PAGE
-    if stop > start:
-        madvise = ctypes.CDLL(None).madvise
-        madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-        madvise(start, stop - start, ADVICE)  # refused, it is as it was
-
-
-def empty(sizes: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Return an empty tensor on 2 MiB pages, where the system has them."""
-    count = math.prod(sizes)
-    spare = HUGE_PAGE // dtype.itemsize
-    memory = torch.empty(count + spare, dtype=dtype)
-    skip = -memory.data_ptr() % HUGE_PAGE // dtype.itemsize
-    aligned = memory[skip : skip + count]
-    advise_huge_pages(aligned)
-    return aligned.view(sizes)
+CHUNK = 1 << 25  # elements, 64 MiB
 
 
 @dataclass(eq=False, slots=True)
@@ -79,6 +52,6 @@ class Packer:
 
     def _take(self, count: int) -> Tensor:
         if count > len(self._chunk):
-            self._chunk = empty((max(count, CHUNK // 2),), torch.bfloat16)
+            self._chunk = zeros((max(count, CHUNK),), torch.bfloat16)
         taken, self._chunk = self._chunk[:count], self._chunk[count:]
         return taken

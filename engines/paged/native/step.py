@@ -113,7 +113,7 @@ class Step:
     def _layer(self, layer: LayerWeights) -> Layer:
         shape = self._weights.shape
         hidden, dim = (shape.hidden_size,), (shape.head_dim,)
-        qkv = [self._matrix(*pair) for pair in _pairs(layer.qkv)]
+        qkv = layer.qkv.packed(self._matrix)
         gate, up = self._gate_and_up(layer.gate_up)
         return Layer(
             input_norm=self._pointer(layer.input_norm, hidden),
@@ -121,10 +121,10 @@ class Step:
             q_norm=None if layer.q_norm is None else self._pointer(layer.q_norm, dim),
             k_norm=None if layer.k_norm is None else self._pointer(layer.k_norm, dim),
             qkv=(Matrix * 3)(*qkv),
-            out=self._matrix(*_pairs(layer.out)[0]),
+            out=layer.out.packed(self._matrix)[0],
             gate=gate,
             up=up,
-            down=self._matrix(*_pairs(layer.down)[0]),
+            down=layer.down.packed(self._matrix)[0],
             qkv_parts=len(qkv),
         )
 
@@ -146,7 +146,3 @@ class Step:
     def _pointer(self, tensor: Tensor, shape: tuple[int, ...]) -> int:
         self._kept.append(tensor)
         return int(check(tensor, torch.bfloat16, shape, "a weight").data_ptr())
-
-
-def _pairs(projection: Projection) -> list[tuple[Tensor, Tensor | None]]:
-    return list(zip(projection.weights, projection.biases, strict=True))

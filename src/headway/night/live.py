@@ -220,7 +220,7 @@ class LiveLaunch:
     def max_batch(self) -> int | None:
         """The most sequences that a step of this engine holds, if it says so."""
         infos = [record.info for record in self._records() if record.info is not None]
-        most = infos[-1].settings.get("max_batch") if infos else None
+        most = infos[-1].settings.get("max_num_seqs") if infos else None
         return most if isinstance(most, int) else None
 
     def engine_clock(self) -> float:

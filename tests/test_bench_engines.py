@@ -236,6 +236,18 @@ def test_the_share_of_the_bandwidth_is_that_of_one_request_in_flight(factory):
     assert "at 1.25 of the bandwidth that was measured" in row(beyond, "graphs", 1)["problems"][0]
 
 
+def test_waste_is_what_is_held_and_not_filled(factory):
+    results = night(factory, {"graphs": factory.Speed()})
+    assert row(rows(results, Machine()), "graphs", 4)["kv_waste"] is None
+    runs = tuple(
+        dataclasses.replace(run, engine={**run.engine, "server_kv_filled": 0.96})
+        for run in results.runs
+    )
+    found = rows(dataclasses.replace(results, runs=runs), Machine())
+    assert row(found, "graphs", 4)["kv_waste"] == pytest.approx(0.04)
+    assert "4 %" in engines.table.render(found, {}, ())
+
+
 def test_outputs_are_counted_once_they_were_verified(factory):
     results = night(factory, {"graphs": factory.Speed()})
     right = row(rows(results, Machine()), "graphs", 4)

@@ -172,12 +172,15 @@ def test_each_server_s_names_become_ours(text, said):
 def test_our_own_host_s_names_are_known():
     counts = Counts()
     counts.add("length", 8, 6)
-    text = render(counts, {"running": 3, "waiting": 1, "preemptions_total": 2, "kv_usage": 0.5})
+    stats = {"running": 3, "waiting": 1, "preemptions_total": 2, "kv_usage": 0.5}
+    text = render(counts, {**stats, "kv_held_total": 96, "kv_filled_total": 90})
     assert values(text) == {
         "running": 3,
         "waiting": 1,
         "preemptions": 2,
         "kv_usage": 0.5,
+        "kv_held": 96,
+        "kv_filled": 90,
         "prompt_tokens": 8,
         "generation_tokens": 6,
     }
@@ -248,11 +251,14 @@ def test_a_counter_whose_ends_were_not_both_read_has_no_growth(missing):
 
 def test_shares_are_of_what_grew():
     server = at(
-        {"prefix_queries": 100, "prefix_hits": 100, "spec_drafted": 5, "spec_accepted": 5},
-        {"prefix_queries": 300, "prefix_hits": 150, "spec_drafted": 5, "spec_accepted": 5},
+        {"prefix_queries": 100, "prefix_hits": 100, "spec_drafted": 5, "spec_accepted": 5}
+        | {"kv_held": 10, "kv_filled": 10},
+        {"prefix_queries": 300, "prefix_hits": 150, "spec_drafted": 5, "spec_accepted": 5}
+        | {"kv_held": 110, "kv_filled": 60},
     )
     said = figures(Watched(server), 100.0, 1.0)
     assert said["server_prefix_hit_rate"] == 0.25
+    assert said["server_kv_filled"] == 0.5
     assert "server_spec_acceptance" not in said  # nothing was drafted: not 0
 
 

@@ -153,13 +153,15 @@ def _written(name: str, found: Interval | None) -> Row:
 
 
 def _seen(place: _Place, engine: str) -> Row:
-    """Return what was seen beside the speed: rows in work, preemptions, outputs, what is wrong."""
+    """Return what was seen beside the speed: rows in work, memory, outputs, what is wrong."""
     case = place.case(engine)
     runs = [] if case is None else list(place.results.runs_of(case).values())
     row: Row = {
         "most_running": max(_figures(runs, "server_running_max"), default=None),
         "preemptions": max(_figures(runs, "server_preemptions"), default=None),
     }
+    filled = stats.median(_figures(runs, "server_kv_filled"))
+    row["kv_waste"] = None if filled is None else 1 - filled
     equality = None if case is None or not runs else correctness.equality(place.results, case)
     unknown = equality is None or not (equality.right or equality.wrong)
     row["outputs_right"] = None if equality is None or unknown else equality.right

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from engines.goals import Goal
 
-WIDTH = 140
+WIDTH = 180
 NOTHING = "—"
 Row = Mapping[str, Any]
 PARTS = ("weights", "attention", "rest", "host")
@@ -44,7 +44,15 @@ def _workload(workload: str, rows: Sequence[Row]) -> Table:
         "÷ the rung\nbefore",
         "tok/s",
     )
-    heads += ("share of\nbandwidth", "TPOT\nms", "TTFT\nms", "most\nrows", "outputs\nright", "n")
+    heads += (
+        "share of\nbandwidth",
+        "TPOT\nms",
+        "TTFT\nms",
+        "most\nrows",
+        "KV\nwaste",
+        "outputs\nright",
+        "n",
+    )
     _columns(table, heads)
     levels = dict.fromkeys(row["concurrency"] for row in rows)
     for level in levels:
@@ -60,6 +68,7 @@ def _workload(workload: str, rows: Sequence[Row]) -> Table:
                 _ms(row["tpot_p50_s"]),
                 _ms(row["ttft_p50_s"]),
                 _number(row["most_running"], 0),
+                _percent(row["kv_waste"]),
                 _outputs(row),
                 str(row["n"]),
                 end_section=place == len(here) - 1,

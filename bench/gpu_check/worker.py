@@ -110,11 +110,12 @@ def _cell(
         "window_s": served.window_s,
         "cut": served.cut,
     }
-    for name in ("most_rows", "kv_waste"):
-        found[name] = after.get(name)
+    grown = {name: total - before.get(name, 0) for name, total in after.items()}
+    found["most_rows"] = after.get("most_rows")
+    held, filled = (grown.get(f"kv_{name}_total") for name in ("held", "filled"))
+    found["kv_waste"] = 1 - filled / held if held and filled is not None else None
     for name in ("preemptions", "chunked"):
-        total = f"{name}_total"
-        found[name] = after[total] - before.get(total, 0) if total in after else None
+        found[name] = grown.get(f"{name}_total")
     if asked["device"] != "cpu":
         found["gpu_memory_bytes"] = torch.cuda.max_memory_allocated()
     return found | _alone(asked["device"], engine, given, level)

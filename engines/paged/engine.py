@@ -114,7 +114,8 @@ class Paged:
     def stats(self) -> Mapping[str, float]:
         """Return gauges, and counters since the start.
 
-        `kv_waste` is the share of held slots that are for no token.
+        `kv_held_total` are slots of blocks that sequences hold, `kv_filled_total` those of them
+        that are for a token, both summed over passes: the rest is waste.
         """
         seen, blocks = self._scheduler.seen, self._blocks
         used = blocks.num_blocks - blocks.num_available
@@ -125,7 +126,8 @@ class Paged:
             "kv_used_blocks": used,
             "kv_cached_blocks": blocks.num_cached,
             "kv_free_blocks": blocks.num_available - blocks.num_cached,
-            "kv_waste": 1 - self._filled / self._held if self._held else 0.0,
+            "kv_held_total": self._held,
+            "kv_filled_total": self._filled,
             "preemptions_total": seen.preempted,
             "chunked_total": seen.chunked,
             "mixed_total": seen.mixed,

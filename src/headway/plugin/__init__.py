@@ -32,7 +32,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     add("--headway-reports", metavar="DIR", default="reports", help="folder of the nights")
     add("--headway-baselines", metavar="DIR", default="baselines", help="folder of the baselines")
     add("--headway-fresh", action="store_true", help="do not carry on an unfinished night")
-    add("--headway-strict", action="store_true", help="what cannot be told although it should be by now fails")
+    add(
+        "--headway-strict",
+        action="store_true",
+        help="what cannot be told although it should be by now fails",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

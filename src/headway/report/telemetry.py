@@ -38,6 +38,7 @@ def _server(runs: Sequence[RunView]) -> Iterator[str]:
         yield f"at most {running:.0f} running" + _and(waiting, "{:.0f} waiting")
     for figure, words in (
         ("server_kv_usage_max", "KV cache {:.1%} full"),
+        ("server_kv_filled", "{:.1%} of the KV slots that are held filled"),
         ("server_preemptions", "{:.0f} preemptions a Run"),
         ("server_prefix_hit_rate", "prefix hits {:.1%}"),
         ("server_spec_acceptance", "{:.0%} of drafted tokens accepted"),

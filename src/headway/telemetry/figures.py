@@ -56,6 +56,7 @@ def _server(readings: Sequence[Reading], start_s: float) -> dict[str, float]:
     for figure, part, whole in (
         ("prefix_hit_rate", "prefix_hits", "prefix_queries"),
         ("spec_acceptance", "spec_accepted", "spec_drafted"),
+        ("kv_filled", "kv_filled", "kv_held"),
     ):
         some, all_ = _grown(readings, part), _grown(readings, whole)
         if some is not None and all_:

@@ -106,6 +106,9 @@ QUANTITIES = (
             "headway:prefix_hits_total",
         ),
     ),
+    # Room for so many tokens is held, and so many tokens it is for, summed over passes.
+    Quantity("kv_held", "tokens", "counter", ("headway:kv_held_total",)),
+    Quantity("kv_filled", "tokens", "counter", ("headway:kv_filled_total",)),
     Quantity(
         "spec_drafted",
         "tokens",

@@ -21,7 +21,10 @@ from headway.engines.models.folder import ModelError, ModelFolder, read_manifest
 
 
 def default_home() -> Path:
-    """Return $HEADWAY_HOME, or ~/.headway; absolute, as an engine may be started elsewhere."""
+    """Where Headway keeps what it makes: $HEADWAY_HOME, or ~/.headway.
+
+    Absolute, as an engine may be started elsewhere.
+    """
     return Path(os.environ.get("HEADWAY_HOME") or Path.home() / ".headway").absolute()
 
 

@@ -34,6 +34,11 @@ class Cache:
         """How many tokens a block holds."""
         return int(self.keys.shape[2])
 
+    @property
+    def pad_slot(self) -> int:
+        """The last slot, for rows that only fill a batch up: its block is to be no sequence's."""
+        return self.num_blocks * self.block_size - 1
+
     def layers(self) -> list[tuple[Tensor, Tensor]]:
         """Return each layer's keys and values, [num_blocks, block_size, kv_heads, head_dim]."""
         return list(zip(self.keys, self.values, strict=True))

@@ -42,10 +42,9 @@ class CompiledDecode:
         self._layers = [(torch.from_dlpack(k), torch.from_dlpack(v)) for k, v in cache.layers()]
         # Isolated: else all engines of a process share the few units that one function may have.
         self._unit: Unit = torch.compile(self._step, fullgraph=True, isolate_recompiles=True)
-        pad_slot = cache.num_blocks * cache.block_size - 1
         with config.patch(freezing=True):
             for rows in (1, ROWS):
-                self._unit(*_example(rows, pad_slot))
+                self._unit(*_example(rows, cache.pad_slot))
 
     def __call__(self, batch: Batch, ids: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Pass a batch of decoding rows; `ids` [rows] replaces its own.

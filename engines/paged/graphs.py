@@ -32,7 +32,7 @@ def buckets(max_rows: int) -> tuple[int, ...]:
 class GraphedDecode:
     """Implements decode steps of a Decoder for up to `max_rows` rows of `max_width` blocks.
 
-    `pad_slot` lies in a block that no sequence has. Without `capture` each step is run rather than
+    The cache's `pad_slot` is no sequence's. Without `capture` each step is run rather than
     replayed, on any device and with any attention. Raises ValueError for an attention that a graph
     cannot hold.
     """
@@ -47,7 +47,6 @@ class GraphedDecode:
         cache: Cache,
         max_rows: int,
         max_width: int,
-        pad_slot: int,
         capture: bool = True,
     ) -> None:
         if capture and not attention.capturable:
@@ -57,7 +56,7 @@ class GraphedDecode:
         self.attention = attention
         self._decoder, self._ops, self._layers = decoder, ops, cache.layers()
         self._device = cache.keys.device
-        self._max_width, self._pad_slot = max_width, pad_slot
+        self._max_width, self._pad_slot = max_width, cache.pad_slot
         self._sizes = buckets(max_rows)
         embedding = decoder.weights.embedding
         # Outputs have memory of their own: a graph's is the next graph's as well.

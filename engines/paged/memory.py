@@ -47,21 +47,22 @@ def num_blocks_of(
     Prefix caching uses all that fits. Raises ValueError where `cache_gib`, or what is free, does
     not hold one sequence of the longest kind.
     """
-    longest = longest_of(options, shape)
+    longest, num_blocks = longest_of(options, shape), options.num_blocks
     per_sequence = -(-longest // block_size)
-    most = policy.max_num_seqs * per_sequence
-    if options.num_blocks is not None:
-        return options.num_blocks if options.prefix_caching else min(options.num_blocks, most)
-    token_bytes = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * element_bytes
-    given = options.cache_gib
-    num_bytes = free_bytes(device) * SHARES[device.type] if given is None else given * GIB
-    fit = int(num_bytes / (token_bytes * block_size))
-    if fit < per_sequence:
-        raise ValueError(
-            f"{KIND}: a cache of {num_bytes / GIB:.2f} GiB holds {fit * block_size} tokens, and "
-            f"one sequence may have {longest}: give cache_gib more, or max_model_len less"
-        )
-    return fit if options.prefix_caching else min(fit, most)
+    if num_blocks is None:
+        token_bytes = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * element_bytes
+        given = options.cache_gib
+        num_bytes = free_bytes(device) * SHARES[device.type] if given is None else given * GIB
+        num_blocks = int(num_bytes / (token_bytes * block_size))
+        if num_blocks < per_sequence:
+            raise ValueError(
+                f"{KIND}: a cache of {num_bytes / GIB:.2f} GiB holds {num_blocks * block_size} "
+                f"tokens, and one sequence may have {longest}: give cache_gib more, or "
+                "max_model_len less"
+            )
+    if options.prefix_caching:
+        return num_blocks
+    return min(num_blocks, policy.max_num_seqs * per_sequence)
 
 
 def longest_of(options: PagedOptions, shape: Shape) -> int:

@@ -59,6 +59,7 @@ class Runner:
         self.profile = Profile(self.device) if options.profile else None
         # The last block is nobody's: padding of recorded steps is written there.
         self.cache = new_cache(shape, self.num_blocks + rung.graphs, self.block_size, like)
+        self._layers = self.cache.layers()
         timed = {} if self.profile is None else {"timed": self.profile.timed}
         self.decoder = Decoder(self.weights, self.ops, self.attention, **timed)
         self._recorded: GraphedDecode | CompiledDecode | None = None
@@ -110,7 +111,7 @@ class Runner:
         placed = batch.to(self.device)
         if carried is not None:
             carried.fill(placed.ids)
-        hidden = self.decoder.hidden(placed, self.cache.layers())
+        hidden = self.decoder.hidden(placed, self._layers)
         if not len(hidden):
             return placed.last  # no row ends here: there is nothing to choose
         return choose(self.decoder.logits(hidden), samplers)
@@ -125,22 +126,19 @@ class Runner:
                 self.cache,
                 max_rows=self.policy.max_num_seqs,
                 max_width=-(-self.max_model_len // self.block_size),
-                pad_slot=self.num_blocks * self.block_size,
             )
-        elif isinstance(self.ops, NativeOps) and self._whole_passes(self.ops.library):
-            self._native = Step(self.ops.library, self.weights, self.cache, self.ops.packer)
-        elif isinstance(self.ops, TorchOps) and self.device.type == "cpu" and options.compile:
+        elif isinstance(self.ops, NativeOps):
+            # A whole pass has no attention but its own.
+            ours = isinstance(self.attention, NativeAttention)
+            if ours and _passes_whole(self.ops.library, self.weights.embedding.dtype):
+                self._native = Step(self.ops.library, self.weights, self.cache, self.ops.packer)
+        elif self.device.type == "cpu" and options.compile:
             try:
                 with torch.no_grad():
                     self._recorded = CompiledDecode(self.weights, self.cache)
             except RuntimeError as error:  # torch's compilers raise nothing else
                 said = " ".join(str(error).partition("\n\n")[0].split())
                 warnings.warn(f"decode steps are not compiled: {said}", stacklevel=2)
-
-    def _whole_passes(self, library: Library) -> bool:
-        """Whether passes are one call: it has no attention but its own."""
-        ours = self.attention.name == NativeAttention.name
-        return ours and _passes_whole(library, self.weights.embedding.dtype)
 
 
 def _ops(

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import os
 import platform
 import sys
 import tomllib
@@ -21,6 +20,7 @@ from functools import partial
 from pathlib import Path
 
 from headway.compiling import Recipe, check_compiler, compile_into, processor, read_recipe
+from headway.engines.models import default_home
 from headway.here import NotHere, check_machine, interpreter_for, variant_here
 from headway.installer import EnvironmentFailed, Write, build, delete, is_made, locked, made_bytes
 from headway.lockfile import (
@@ -86,11 +86,6 @@ class Plan:
     def made(self) -> bool:
         """Whether it is there, whole and up to date."""
         return is_made(self.folder, self.key)
-
-
-def default_home() -> Path:
-    """Where Headway keeps what it makes: $HEADWAY_HOME, or ~/.headway."""
-    return Path(os.environ.get("HEADWAY_HOME") or Path.home() / ".headway").absolute()
 
 
 def environments() -> dict[str, Environment]:

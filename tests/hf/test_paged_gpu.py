@@ -432,7 +432,7 @@ class Night:
             ids += self._invent(1)
         self.graphed = GraphedDecode(
             Decoder(weights, self.ops, attention), self.ops, attention, self.caches[1],
-            max_rows=11, max_width=WIDTH, pad_slot=BLOCKS * BLOCK - 1, capture=capture,
+            max_rows=11, max_width=WIDTH, capture=capture,
         )  # fmt: skip
 
     def _invent(self, count: int) -> list[int]:
@@ -538,7 +538,7 @@ def test_what_a_graph_cannot_hold_is_refused(tiny: paged_weights.Weights):
 
     def graphed(attention: Any, capture: bool) -> GraphedDecode:
         decoder = Decoder(tiny, ops, attention)
-        return GraphedDecode(decoder, ops, attention, cache, 2, 2, 15, capture)
+        return GraphedDecode(decoder, ops, attention, cache, 2, 2, capture)
 
     for attention in (Plain(), Sdpa()):
         with pytest.raises(ValueError, match=f"attention {attention.name} asks the host"):

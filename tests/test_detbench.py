@@ -5,18 +5,23 @@ Whole figures are `make bench-detectors`'s; what is wrong in here is wrong by fa
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from detectors import work
+from detectors import ours, work
 from detectors.injections import INJECTIONS
+from detectors.noise import PRESETS
 from detectors.scores import Tally
+
+from headway.history import day_of
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parent.parent
@@ -67,6 +72,12 @@ def test_a_change_is_found_the_same_night_and_called_what_it_is(
 def test_what_is_not_the_engines_doing_is_not_blamed_on_it(detector: str, injection: str) -> None:
     told = tally(detector, injection, 3)
     assert (told.alarms, told.right) == (0, 3)
+
+
+def test_the_nights_of_an_episode_are_a_day_apart_however_fast_they_pass() -> None:
+    nights = ours._armed(PRESETS["shared"], 7, 0, 5).nights
+    days = [day_of(record.started_at) for record in nights]
+    assert [b - a for a, b in itertools.pairwise(days)] == [timedelta(days=1)] * 4
 
 
 def test_a_hostile_machine_makes_it_say_that_it_cannot_tell() -> None:

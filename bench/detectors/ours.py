@@ -194,7 +194,10 @@ def measured(
         raise NotAvailable(f"has too few launches: {error}") from error
     finally:
         shutil.rmtree(made.folder)
-    return made.results, lab
+    # A journal begins by the wall clock, and many nights begin in one of its seconds here: of these
+    # none counts as before another. They are a simulated day apart.
+    simulated = started.isoformat(timespec="seconds")
+    return replace(made.results, night=f"{started:%Y%m%d}", started_at=simulated), lab
 
 
 def outcome(

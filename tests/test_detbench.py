@@ -18,7 +18,6 @@ from pathlib import Path
 import pytest
 from detectors import ours, work
 from detectors.injections import INJECTIONS
-from detectors.noise import PRESETS
 from detectors.scores import Tally
 
 from headway.history import day_of
@@ -75,7 +74,7 @@ def test_what_is_not_the_engines_doing_is_not_blamed_on_it(detector: str, inject
 
 
 def test_the_nights_of_an_episode_are_a_day_apart_however_fast_they_pass() -> None:
-    nights = ours._armed(PRESETS["shared"], 7, 0, 5).nights
+    nights = ours._armed(work.conditions("shared"), 7, 0, 5).nights
     days = [day_of(record.started_at) for record in nights]
     assert [b - a for a, b in itertools.pairwise(days)] == [timedelta(days=1)] * 4
 
